@@ -10,13 +10,13 @@ PYTEST := PYTHONHASHSEED=0 $(BIN)/python -m pytest -q
 
 COMPOSE := docker compose -f compose/compose.yaml
 
-.PHONY: demo test test-long bench lint fmt docs java chromium clean compose-up compose-demo compose-check compose-down
+.PHONY: demo test test-long coverage bench lint fmt docs java chromium clean compose-up compose-demo compose-check compose-down
 
 $(STAMP): pyproject.toml requirements.lock
 	@echo "== creating $(VENV) and installing the project (once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev,bench]'
+	@$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev,bench,docs]'
 	@touch $@
 
 demo: $(STAMP)
@@ -35,6 +35,12 @@ test: $(STAMP) java chromium
 test-long: $(STAMP) java
 	@$(PYTEST) -m long --timeout 7200 -o faulthandler_timeout=7320
 
+# How much of the machines the tests of the core, the scenarios and the simulator execute, by line and branch.
+coverage: $(STAMP)
+	@PYTHONHASHSEED=0 $(BIN)/python -m coverage run -m pytest -q --timeout 3000 -o faulthandler_timeout=3600 \
+		tests/core tests/scenarios tests/sim
+	@$(BIN)/python -m coverage report
+
 bench: $(STAMP)
 	@$(BIN)/tops bench core
 
@@ -47,8 +53,11 @@ fmt: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs:
-	@echo "docs are Markdown under docs/; start at docs/architecture.md"
+# The documentation as pages, with the API reference: open site/index.html. A warning is an error.
+docs: $(STAMP)
+	@$(BIN)/python docs/package_graph.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 # A stack in production shape, in containers: docs/compose.md. These need Docker and its compose plugin, and no Python
 # packages.
@@ -77,4 +86,4 @@ chromium:
 	@.ci/chromium
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .coverage build site *.egg-info

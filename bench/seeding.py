@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -201,7 +202,7 @@ class _Seeding:
 
 
 def _time_of(line: str) -> float:
-    return float(json.loads(line)["at"])
+    return datetime.fromisoformat(json.loads(line)["at"]).timestamp()
 
 
 def _new_server(data: Path) -> None:

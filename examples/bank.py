@@ -5,6 +5,7 @@ python -m examples.bank
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 from examples.local_cluster import local_cluster
 from replication import ReplicaSet, connect
@@ -13,7 +14,8 @@ from replication.rpc.rejections import WriteRejected
 SCHEMA = "create table accounts (id int primary key, balance bigint not null check (balance >= 0));"
 
 
-async def transfer(bank: ReplicaSet, source: int, target: int, amount: int) -> bool:
+async def transfer(bank: ReplicaSet, accounts: Sequence[int], amount: int) -> bool:
+    source, target = accounts
     try:
         async with bank.transaction() as tx:
             await tx.update("accounts", key={"id": source}, add={"balance": -amount})
@@ -32,7 +34,7 @@ async def main() -> int:
             for account in range(10):
                 await tx.insert("accounts", {"id": account, "balance": 100})
         done = await asyncio.gather(
-            *(transfer(bank, *random.sample(range(10), 2), random.randint(1, 60)) for _ in range(100))
+            *(transfer(bank, random.sample(range(10), 2), random.randint(1, 60)) for _ in range(100))
         )
         total = await bank.fetchval("select sum(balance) from accounts", consistency="quorum")
         print(f"{sum(done)} transfers committed, {len(done) - sum(done)} refused; the total is {total}")

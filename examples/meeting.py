@@ -7,6 +7,7 @@ come can stay away. The constraints are tested when the census closes, and again
 """
 
 import asyncio
+from contextlib import AsyncExitStack
 
 from examples.local_cluster import local_cluster
 from tops import EventType, Participant, Scope, ScopeLimit, Site, TxType
@@ -70,17 +71,20 @@ async def main() -> dict[str, list[str]]:
         ROOM: Calendar({"wednesday"}),
     }
     schema = "create table nothing (id int primary key);"
-    async with local_cluster("calendar", 'policy = "write-all"', schema, replicas=1) as cluster:
-        sites = [Site.connect(cluster.urls(), name=name, cluster="calendar") for name in (*calendars, "organiser")]
-        opened = [await site.__aenter__() for site in sites]
-        for site, calendar in zip(opened, calendars.values(), strict=False):
-            await site.subscribe(MEETING, participant=calendar)
-        organiser = opened[-1]
+    async with (
+        local_cluster("calendar", 'policy = "write-all"', schema, replicas=1) as cluster,
+        AsyncExitStack() as sites,
+    ):
+
+        async def connected(name: str) -> Site:
+            return await sites.enter_async_context(Site.connect(cluster.urls(), name=name, cluster="calendar"))
+
+        for name, calendar in calendars.items():
+            await (await connected(name)).subscribe(MEETING, participant=calendar)
+        organiser = await connected("organiser")
         await organiser.advertise(MEETING)
         for day in ("monday", "tuesday", "wednesday"):
             await propose(organiser, day)
-        for site in reversed(sites):
-            await site.__aexit__(None, None, None)
     return {name: calendar.entries for name, calendar in calendars.items()}
 
 

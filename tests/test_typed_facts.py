@@ -95,8 +95,8 @@ def holds_words(node: ast.expr) -> bool:
             return attr in SAME_WORDS and holds_words(inner)
         case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(name)), *_]):
             return name in WORDS
-        case ast.Subscript(value=ast.Attribute(attr="args")):
-            return is_error(node.value.value)
+        case ast.Subscript(value=ast.Attribute(attr="args", value=owner)):
+            return is_error(owner)
         case ast.Subscript(slice=ast.Constant(value=str(name))):
             return name in WORDS
         case ast.Subscript(value=inner):

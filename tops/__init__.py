@@ -1,17 +1,8 @@
 """TOPS: content-based publish/subscribe whose publications can be grouped into transactions.
 
-One transaction, file by file:
-
-1. `site` - an application begins it and publishes its events; `runtime.site_node` carries them to a broker.
-2. `core.broker` - brokers forward messages and publications, by hop, along the trees of `core.broker.routing`.
-3. `core.coordinator.event_coordinator` - numbers the events, at the initiator's site or at the rendezvous.
-4. `core.coordinator.tx_coordinator` - at the rendezvous: which participants join (`core.commit.census`), and whether
-   they are enough (`model.constraints`). `core.commit.epochs` collects the votes and decides; the decision is on disk
-   (`journal`) before any message reveals it.
-5. `core.participant.sub_tx_executor` - at each subscriber: events, prepare, outcome, through the callbacks of
-   `runtime.participants`.
-
-The machines in `core` do no I/O: `runtime` carries out their effects, and `sim` does so on virtual time.
+Knows no database, no SQL and no replica set. An application holds a `Site`; a `Broker` is a process of the overlay.
+`tops.model` has the vocabulary, `tops.protocol` the messages, `tops.core` the machines without I/O, `tops.runtime`
+their drivers; `tops.sim` runs the same machines on virtual time. `docs/architecture.md` follows one write file by file.
 """
 
 from typing import TYPE_CHECKING

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-_MESSAGES = ("tops_messages_received", "tops_messages_sent")
-_BYTES = ("tops_bytes_received", "tops_bytes_sent")
+_MESSAGES = ("tops_received_messages_total", "tops_sent_messages_total")
+_BYTES = ("tops_received_bytes_total", "tops_sent_bytes_total")
 _FSYNCS = ("tops_journal_fsyncs_total",)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFigures:
-    """Sums since the broker's start, over its present links."""
+    """Sums since the broker's start."""
 
     messages: int
     bytes: int

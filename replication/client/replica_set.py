@@ -6,13 +6,14 @@ async with connect("ws://127.0.0.1:7420", "shop") as shop:
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from adapters.changes import Change, Row, Statement
 from replication.client.reads import Consistency, Reader, ReadResult
@@ -48,6 +49,8 @@ T = TypeVar("T")
 DESCRIBE_S = 2.0
 STATUS_S = 2.0
 CONFLICTS_S = 10.0  # a long log takes its time
+
+log = logging.getLogger("tops.replication")
 
 
 class ReplicaSet:
@@ -106,6 +109,7 @@ class ReplicaSet:
             # A random pause, so that the same two transactions do not collide again.
             wait=wait_random_exponential(multiplier=0.02, max=1.0),
             retry=retry_if_exception_type((SerializationFailure, VersionConflict)),
+            before_sleep=self._log_retry,
             reraise=True,
         )
 
@@ -114,6 +118,11 @@ class ReplicaSet:
                 return await work(tx)
 
         return await retrying(once)
+
+    def _log_retry(self, state: RetryCallState) -> None:
+        reason = str(state.outcome.exception()) if state.outcome is not None else ""
+        extra = {"replica_set": self.config.name, "attempt": state.attempt_number, "reason": reason}
+        log.info("the transaction is run again", extra=extra)
 
     async def outcome(self, tx: str, *, idempotency_key: str = "") -> str:
         """What became of a write whose answer was lost: `committed` or `aborted`; never a guess.

@@ -6,13 +6,13 @@ status` shows them, through the brokers, to an identity that has the right.
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from replication.replica.agent import Agent, complaint
@@ -31,65 +31,85 @@ REQUEST_S = 10.0  # from its first byte to the end of its response
 
 log = logging.getLogger("tops.replication")
 
-_GAUGES = {
-    "position": "The last number of the log that is applied.",
-    "lag_s": "Seconds since the replica was last caught up; 0 while it is.",
-    "lag_transactions": "Numbers of the log that are not applied.",
-    "lag_network": "Numbers of the log that have not arrived.",
-    "lag_apply": "Numbers of the log that have arrived and are not applied.",
-    "in_sync": "Whether the replica is in sync (1) or not (0).",
-    "linked": "Whether the set's coordinator answers (1) or not (0).",
-    "prepared": "Epochs that are prepared and not decided.",
-    "unpublished": "Transactions committed here that are not in the log yet.",
-    "quarantined": "Transactions that could not be applied and are set aside.",
-    "divergent": "Whether this replica may differ from the others (1) or not (0).",
-}
-_REASONS = {
-    "stopped": "Whether apply is stopped (1) or not (0).",
-    "last_error": "Whether something comes to nothing and is tried again (1) or not (0).",
-    "schema_drift": "Whether tables are defined differently on replicas of the set (1) or not (0).",
-}
+# The name of each metric, the field of the status that it shows, and its help text.
+_GAUGES = (
+    ("applied_index", "position", "Last index of the log that is applied."),
+    ("lag_seconds", "lag_s", "Age of the replica's last moment at the end of the log in seconds; 0 while it is there."),
+    ("lag_entries", "lag_transactions", "Number of log entries that are not applied."),
+    ("lag_network_entries", "lag_network", "Number of log entries that have not arrived."),
+    ("lag_apply_entries", "lag_apply", "Number of log entries that have arrived and are not applied."),
+    ("in_sync", "in_sync", "Whether the replica is in sync (1) or not (0)."),
+    ("coordinator_reachable", "linked", "Whether the coordinator of the set responds (1) or not (0)."),
+    ("prepared_epochs", "prepared", "Number of epochs that are prepared and undecided."),
+    ("unpublished_transactions", "unpublished", "Number of transactions committed here that are not in the log."),
+    ("unpublished_seconds", "unpublished_s", "Age of the oldest transaction that is not in the log, in seconds."),
+    ("quarantined_transactions", "quarantined", "Number of transactions that could not be applied and are kept."),
+    ("divergent", "divergent", "Whether this replica may differ from the others (1) or not (0)."),
+)
+_REASONS = (
+    ("stopped", "stopped", "Whether apply is stopped (1) or not (0)."),
+    ("failing", "last_error", "Whether something fails and is tried again (1) or not (0)."),
+    ("schema_drift", "schema_drift", "Whether tables are defined differently on replicas of the set (1) or not (0)."),
+)
+_COUNTERS = (
+    ("conflicts", "conflicts", "Number of conflicts recorded."),
+    ("direct_writes", "direct_writes", "Number of writes past replication that were noted."),
+)
+_LABELS = ("replica_set", "replica")
 
 
 class AgentCollector:
-    """An agent's figures, read when they are asked for."""
+    """An agent's metrics, read when they are asked for."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._labels = [agent.config.name, agent.replica.name]
         self.status: dict[str, Any] = {}
 
-    def collect(self) -> list[Metric]:
-        labels = {"replica_set": self._agent.config.name, "replica": self._agent.replica.name}
-        families: list[Metric] = []
-        for field, text in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"tops_replica_{field}", text, labels=list(labels))
-            gauge.add_metric(list(labels.values()), float(self.status.get(field) or 0))
-            families.append(gauge)
-        for field, text in _REASONS.items():
-            gauge = GaugeMetricFamily(f"tops_replica_{field}", text, labels=list(labels))
-            gauge.add_metric(list(labels.values()), float(bool(self.status.get(field))))
-            families.append(gauge)
-        conflicts = CounterMetricFamily("tops_replica_conflicts", "Conflicts recorded.", labels=list(labels))
-        conflicts.add_metric(list(labels.values()), float(self.status.get("conflicts", 0)))
-        direct = CounterMetricFamily(
-            "tops_replica_direct_writes", "Number of writes past replication that were noted.", labels=list(labels)
+    def collect(self) -> Iterator[Metric]:
+        for name, field, text in _GAUGES:
+            yield self._gauge(name, text, float(self.status.get(field) or 0))
+        for name, field, text in _REASONS:
+            yield self._gauge(name, text, float(bool(self.status.get(field))))
+        for name, field, text in _COUNTERS:
+            counter = CounterMetricFamily(f"tops_replica_{name}", text, labels=_LABELS)
+            counter.add_metric(self._labels, float(self.status.get(field) or 0))
+            yield counter
+        guard = self._agent.guard
+        text = "Number of requests rejected because their sender lacks the right."
+        yield self._by_label("requests_rejected", text, "verb", guard.rejected)
+        text = "Number of requests rejected because their sender has too many under way or asks for too much."
+        yield self._by_label("over_quota", text, "request", guard.over_quota)
+        yield from self._writes()
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        gauge = GaugeMetricFamily(f"tops_replica_{name}", text, labels=_LABELS)
+        gauge.add_metric(self._labels, value)
+        return gauge
+
+    def _by_label(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+        counter = CounterMetricFamily(f"tops_replica_{name}", text, labels=[*_LABELS, label])
+        for value, count in counts.items():
+            counter.add_metric([*self._labels, value], float(count))
+        return counter
+
+    def _writes(self) -> Iterator[Metric]:
+        """Those that this agent carries out; the coordinator of the set measures those that it decides."""
+        meter, labels = self._agent.meter, [*self._labels, self._agent.config.policy]
+        ended = CounterMetricFamily(
+            "tops_replica_writes",
+            "Number of writes that committed at this replica first or were executed here, by outcome and code.",
+            labels=[*_LABELS, "policy", "outcome", "code"],
         )
-        direct.add_metric(list(labels.values()), float(self.status.get("direct_writes", 0)))
-        rejected = CounterMetricFamily(
-            "tops_replica_requests_rejected",
-            "Number of requests rejected because their sender lacks the right.",
-            labels=[*labels, "verb"],
+        for (outcome, code), count in meter.ended.items():
+            ended.add_metric([*labels, outcome, code], float(count))
+        latency = HistogramMetricFamily(
+            "tops_replica_write_latency_seconds",
+            "Duration of the writes that committed at this replica first or were executed here, in seconds.",
+            labels=[*_LABELS, "policy"],
         )
-        for verb, count in self._agent.guard.rejected.items():
-            rejected.add_metric([*labels.values(), verb], float(count))
-        over_quota = CounterMetricFamily(
-            "tops_replica_over_quota",
-            "Number of requests rejected because their sender has too many under way or asks for too much.",
-            labels=[*labels, "request"],
-        )
-        for request, count in self._agent.guard.over_quota.items():
-            over_quota.add_metric([*labels.values(), request], float(count))
-        return [*families, conflicts, direct, rejected, over_quota]
+        latency.add_metric(labels, meter.latency.buckets(), meter.latency.sum_s)
+        yield from (ended, latency)
 
 
 @asynccontextmanager

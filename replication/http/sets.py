@@ -176,6 +176,13 @@ class SetRoutes:
             routes.add(*route, handler, right)
         routes.app.cleanup_ctx.append(self._life)
 
+    def policy_of(self, name: str) -> str:
+        """The policy that the file gives a set now; empty if it names no such set, or can't be used."""
+        try:
+            return Cluster.load(self._path).replica_set(name).policy
+        except ConfigError:
+            return ""
+
     def _by_write_token(self, request: web.Request) -> Identity | None:
         """Who shows a set's write token acts as that set's HTTP service, and only where the set is written to."""
         resource = request.match_info.route.resource

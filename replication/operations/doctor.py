@@ -23,6 +23,7 @@ from replication.replica.databases import given_logins
 from replication.replica.start import fingerprint
 from tops.model.errors import TopsError
 
+RETRIED = "it is tried again; if it lasts, see docs/operations.md"
 CONNECT_S = 5.0
 REMEDIES = {  # of a replica that stopped, by its code; any other code is that of an agent that ended
     "": "tops rs resume",
@@ -352,9 +353,9 @@ async def _running(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None
             findings.append(Finding("error", replica["replica"], f"stopped: {replica['stopped']}", remedy))
         elif replica["not_started"]:
             text = f"not started: {replica['not_started']}"
-            findings.append(Finding("error", replica["replica"], text, "it is tried again by itself"))
+            findings.append(Finding("error", replica["replica"], text, RETRIED))
         elif replica["last_error"]:
-            findings.append(Finding("error", replica["replica"], replica["last_error"], "it is tried again by itself"))
+            findings.append(Finding("error", replica["replica"], replica["last_error"], RETRIED))
         if replica.get("warning"):
             remedy = "keep time with NTP; after direct writes, tops check"
             findings.append(Finding("warning", replica["replica"], replica["warning"], remedy))

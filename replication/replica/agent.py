@@ -45,6 +45,7 @@ from replication.replica.start.guarding import Guarding
 from replication.replica.start.policy_change import crossing
 from replication.replica.start.record import StartRecord
 from replication.replica.start.starter import Starter
+from replication.replica.write_meter import WriteMeter
 from replication.rpc import calls
 from replication.rpc.calls import AnyRequest, AnyResponse
 from replication.rpc.conversation import Caller, Responder
@@ -121,6 +122,7 @@ class Agent:
         self.starter: Starter | None = None
         self.guarding: Guarding | None = None
         self.drift: SchemaDrift | None = None
+        self.meter = WriteMeter()
         self._joined = asyncio.Event()
         self._database_error = ""
         self._tasks: list[asyncio.Task[Any]] = []
@@ -351,15 +353,22 @@ class Agent:
             looking = asyncio.ensure_future(self._look_at_database())
             done, _ = await asyncio.wait({looking}, timeout=SILENT_S)
             if not done:
-                self._database_error = f"its database has not answered for {SILENT_S:g} s"
+                self._note_database(f"its database has not answered for {SILENT_S:g} s")
             try:
                 await looking
-                self._database_error = ""
+                self._note_database("")
             except AgentReplaced:
                 self.participant.disown()
                 raise
             except TopsError as error:
-                self._database_error = str(error)
+                self._note_database(str(error))
+
+    def _note_database(self, problem: str) -> None:
+        before, self._database_error = self._database_error, problem
+        if problem and not before:
+            log.warning("the database can't be used", extra={"replica": self.name, "reason": problem})
+        elif before and not problem:
+            log.info("the database responds again", extra={"replica": self.name, "former_problem": before})
 
     async def _look_at_database(self) -> None:
         await self.resource.applied()
@@ -475,7 +484,7 @@ class Agent:
                 self._check_current()
                 executor = self._executor()
                 await self.lag.check_exists(request.at_least)
-                return await executor.execute(request, who)
+                return await self.meter.one(executor.execute(request, who))
             case calls.Write():
                 (response,) = await self._write([request])
                 return response
@@ -537,7 +546,7 @@ class Agent:
         if self.policy.acknowledges_from_log and self.lag.told is not None and self.lag.told.stale is not None:
             raise NotReachable(str(self.lag.told.stale))  # it would be committed here, and wait for the log in vain
         try:
-            responses = await self.writes.write(asked, self.visitor)
+            responses = await self.meter.all(self.writes.write(asked, self.visitor), len(asked))
         except TopsError as error:
             self.participant.unable.note(f"a write failed: {error}")
             raise

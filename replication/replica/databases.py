@@ -58,7 +58,11 @@ class ReplicaDatabase:
         if self._server is None:
             return
 
-        async def check_unserved(_: RetryCallState) -> None:
+        async def check_unserved(state: RetryCallState) -> None:
+            if state.attempt_number == 1 and state.outcome is not None:
+                reason = str(state.outcome.exception())
+                extra = {"replica": self._replica.name, "reason": reason}
+                log.info("waiting for the embedded server's folder", extra=extra)
             await self._check_unserved()
 
         retrying = AsyncRetrying(
@@ -88,6 +92,7 @@ class ReplicaDatabase:
                 log.warning("the embedded server died and is started again", extra={"replica": self._replica.name})
                 try:
                     await self.start()
+                    log.info("the embedded server runs again", extra={"replica": self._replica.name})
                 except TopsError as error:  # what is left of the old one may still hold its memory, or the disk is full
                     log.error("it does not start", extra={"replica": self._replica.name, "reason": str(error)})
 
@@ -185,4 +190,6 @@ async def with_retries(work: Callable[[], Awaitable[None]], replica: str, timeou
                 log.warning("waiting for the database", extra={"replica": replica, "reason": str(error)})
             await asyncio.sleep(WATCH_S)
         else:
+            if told:
+                log.info("the database responds", extra={"replica": replica})
             return

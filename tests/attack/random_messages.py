@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from adapters.changes import Delete, Insert, Member, Statement, Update, encode_member
+from adapters.changes import Change, Delete, Insert, Member, Statement, Update, encode_member
 from replication.model.events import batch_body, write_body
 from tops.core.link.session import Frame
 from tops.model.errors import TopsError
@@ -289,9 +289,9 @@ class RandomMessages:
         if not name.startswith("rs."):
             return Event(name, self.random.choice([{"n": 1, "s": "x"}, {"n": 2**62, "s": ""}, {}, {"n": "x"}]))
         if name.count(".") == 2:
-            body = self.random.choice([b"", b"\x90", self.random.randbytes(20)])
-            return Event(name, {"to": self.random.choice([*self.others, "*"]), "body": body})
-        body = write_body(self._member())
+            garbled = self.random.choice([b"", b"\x90", self.random.randbytes(20)])
+            return Event(name, {"to": self.random.choice([*self.others, "*"]), "body": garbled})
+        body: dict[str, Any] = write_body(self._member())
         match self.random.randrange(6):
             case 0:
                 body = batch_body([self.random.choice([b"", b"\xc1", encode_member(self._member())])])
@@ -308,7 +308,7 @@ class RandomMessages:
     def _member(self) -> Member:
         """A write to rows that no client of the test uses."""
         id_ = self.random.randrange(900_000, 900_050)
-        changes = self.random.choice(
+        changes: tuple[Change, ...] = self.random.choice(
             [
                 (),
                 (Insert("accounts", {"id": id_, "owner": "x", "balance": 1}),),

@@ -9,10 +9,10 @@ import pytest
 
 from adapters.embedded.free_ports import free_port
 from tests.attack.test_event_checks import raw
-from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import CLUSTER, issue
 from tests.support.brokers import denied
 from tests.support.hostile import Hostile
+from tests.support.polling import eventually
 from tops import Broker, EventType, Site
 from tops.model.ids import NodeId, TxId
 from tops.model.transactions import LocalOutcome, Outcome, ScopeLimit, TxType
@@ -65,7 +65,7 @@ async def two_brokers(folder: Path) -> AsyncIterator[Two]:
         lines.append(f'keys = "{keys}"')
     config = parse_config("\n".join(lines), folder / "tops.toml")
     async with Broker.run(config, "b1") as one, Broker.run(config, "b2") as two:
-        await until(lambda: "b2" in one.node.links and "b1" in two.node.links)
+        await eventually(lambda: "b2" in one.node.links and "b1" in two.node.links)
         yield Two([one, two], authority)
 
 
@@ -94,7 +94,7 @@ async def test_what_does_not_fit_is_neither_logged_nor_passed_on(tmp_path: Path,
         ):
             await mallory.send(Envelope(to=Address(meets), body=content))
 
-        await until(lambda: two.meets.node.counters["rejected"] == 6)
+        await eventually(lambda: two.meets.node.counters["rejected"] == 6)
         assert two.logged == 0
         received_of = [m.body for m in mallory.received if isinstance(m, Envelope)]
         assert len([h for h in received_of if isinstance(h, EventsRejected)]) == 2

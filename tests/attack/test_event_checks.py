@@ -14,8 +14,8 @@ from adapters.changes import Member
 from adapters.embedded.free_ports import free_port
 from replication.model.events import write_body
 from tests.attack.raw_link import RawLink, Verdict, raw_link
-from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured
+from tests.support.polling import eventually
 from tops import Broker, EventType, TxType
 from tops.core.link.session import Frame
 from tops.model.errors import InvalidEvent, InvalidEventType, JournalFailed, ProtocolError
@@ -132,7 +132,7 @@ async def test_values_over_the_bound_are_rejected_in_every_message(
         if isinstance(allowed, Dissemination) and isinstance(allowed.publication, Published | EventsPublished):
             assert await writer.send(allowed) is Verdict.TAKEN
 
-    await until(lambda: "invalid: events t" in (secured.broker.table.data / "audit.log").read_text())
+    await eventually(lambda: "invalid: events t" in (secured.broker.table.data / "audit.log").read_text())
 
 
 def test_the_bound_is_checked_without_recursion() -> None:
@@ -224,7 +224,7 @@ async def test_a_writers_clock_that_is_far_from_the_brokers_is_replaced(
 
     for message in sent:
         assert await replica.send(message) is Verdict.TAKEN
-    await until(lambda: log.last_number == len(sent))
+    await eventually(lambda: log.last_number == len(sent))
 
     entries = [log.tail[number] for number in range(1, len(sent) + 1)]
     events = [e.event for e in entries if e.event] + [

@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from replication.rpc.conversation import UNDER_WAY_MAX, Caller
 from replication.rpc.rejections import WriteRejected
 from tests.attack.secured_sets import SecuredSets
 from tests.attack.test_requests import BROKERS, caller_of
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 from tops import Site
 from tops.model.errors import Retry, TopsError
 from tops.model.ids import TxId
@@ -98,7 +99,9 @@ async def test_a_lag_that_is_no_time_is_rejected(sets: SecuredSets, max_lag_s: f
         calls.Judgement(asked=((BEYOND, "tx"),), wait_s=20.0),
     ],
 )
-async def test_a_position_beyond_the_log_is_rejected_at_once(sets: SecuredSets, request_: AnyRequest) -> None:
+async def test_a_position_beyond_the_log_is_rejected_at_once(
+    sets: SecuredSets, request_: calls.ReplicaRequest[Any]
+) -> None:
     async with sets.site("reader") as site:
         with pytest.raises(ReplicaFailed, match="beyond the end of the log"):
             await (await caller_of(site)).request("shop/r1", request_, 5.0)

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from replication.model.events import now_ms
-from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.hostile import Hostile
+from tests.support.polling import eventually
 from tops import Site
 from tops.model.constraints import AtLeast, OnlyFrom
 from tops.model.errors import ConfigError, ProtocolError
@@ -139,7 +139,7 @@ class Shop:
         """Writes go on, and every replica has every write once, in order."""
         await self.write()
         everything = list(range(1, self.written + 1))
-        await until(lambda: all(replica.applied == everything for replica in self.replicas))
+        await eventually(lambda: all(replica.applied == everything for replica in self.replicas))
 
 
 @asynccontextmanager
@@ -210,7 +210,7 @@ async def test_who_is_no_replica_of_a_set_can_do_nothing_that_its_replicas_do(se
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory", role)) as mallory:
         for number, message in enumerate(FORGERIES.values(), start=1):
             await mallory.send_messages(message)
-            await until(lambda number=number: len(mallory.rejected) == number)  # type: ignore[misc]
+            await eventually(lambda number=number: len(mallory.rejected) == number)
 
         await shop.is_whole()
         assert mallory.received_of(PrepareEpoch) == []
@@ -222,7 +222,7 @@ async def test_a_replica_of_another_set_is_an_outsider_too(secured: Secured) -> 
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("other/r1")) as mallory:
         await mallory.send_messages(registration(), EpochVoted(epoch=EPOCH, digest="d", voter="forged", excluded={}))
 
-        await until(lambda: len(mallory.rejected) == 2)
+        await eventually(lambda: len(mallory.rejected) == 2)
         await shop.is_whole()
 
 
@@ -236,14 +236,14 @@ async def test_votes_and_finishes_for_another_replica_are_counted_and_audited(se
         slow.let_go.clear()
         writing = asyncio.ensure_future(shop.write())
         in_flight = secured.broker.node.core.rendezvous.epochs["rs.shop"].in_flight
-        await until(lambda: bool(in_flight))
+        await eventually(lambda: bool(in_flight))
         (epoch,) = in_flight.values()
         names = [member.voter for member in epoch.voters.values()]
         await mallory.send_messages(
             *(EpochVoted(epoch=epoch.id, digest=epoch.digest, voter=name, excluded={}) for name in names),
             *(EpochFinished(epoch=epoch.id, voter=name, note=False) for name in names),
         )
-        await until(lambda: len(mallory.rejected) == 4)
+        await eventually(lambda: len(mallory.rejected) == 4)
         assert not writing.done()
         slow.let_go.set()
         await writing
@@ -258,7 +258,7 @@ async def test_a_replica_outside_the_list_does_not_change_what_clients_may_do(se
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("shop/r9")) as mallory:
         await mallory.send_messages(TypeAdvertised(definitions=(LOG,), plans=()))
 
-        await until(lambda: [r.verb for r in mallory.rejected] == ["originate"])
+        await eventually(lambda: [r.verb for r in mallory.rejected] == ["originate"])
         await shop.is_whole()
 
 
@@ -266,7 +266,7 @@ async def test_an_administrators_registration_makes_no_write_fail(secured: Secur
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("root", "admin")) as root:
         await root.send_messages(registration())
 
-        await until(lambda: bool(root.rejected))
+        await eventually(lambda: bool(root.rejected))
         assert [r.verb for r in root.rejected] == ["participate"]
         await shop.is_whole()
 
@@ -285,7 +285,7 @@ async def test_what_only_brokers_say_ends_the_connection_and_changes_nothing(
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("root", "admin")) as root:
         await root.send_messages(message)
 
-        await until(lambda: bool(root.closed))
+        await eventually(lambda: bool(root.closed))
         await shop.is_whole()
 
 
@@ -296,7 +296,7 @@ async def test_a_writer_publishes_no_single_events_into_a_sets_log(secured: Secu
             "rs.shop",
         )
 
-        await until(lambda: [r.verb for r in mallory.rejected] == ["originate"])
+        await eventually(lambda: [r.verb for r in mallory.rejected] == ["originate"])
         await shop.is_whole()
 
 
@@ -319,7 +319,7 @@ async def test_nobody_begins_a_transaction_under_anothers_id(secured: Secured) -
     async with shop_at(secured) as shop, Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
         await mallory.send_messages(one_shot(f"client.{shop.client.incarnation}.2"))
 
-        await until(lambda: [r.verb for r in mallory.rejected] == ["begin"])
+        await eventually(lambda: [r.verb for r in mallory.rejected] == ["begin"])
         await shop.is_whole()
 
 
@@ -400,12 +400,12 @@ async def test_a_stolen_key_locks_its_owner_out_no_longer_than_clocks_may_differ
         async with Hostile.connect(secured.broker.url, keys, incarnation=newest) as thief:
             await thief.send_messages(TypeAdvertised(definitions=(log,)))
             await thief.spread(Published(event=Event("orders", {"n": 666}), origin=Origin("orders", 1)), "orders")
-            await until(lambda: bool(thief.received_of(EventConfirmed)))
-            with pytest.raises(ProtocolError, match="a newer incarnation"):
+            await eventually(lambda: bool(thief.received_of(EventConfirmed)))
+            with pytest.raises(ProtocolError, match="a newer life"):
                 async with Hostile.connect(secured.broker.url, keys):
                     pytest.fail("it must not get in")
 
-        await until(lambda: new_incarnation() > newest)
+        await eventually(lambda: new_incarnation() > newest)
         async with secured.site("victim", keys=keys) as victim:
             await victim.advertise(log)
             assert await asyncio.wait_for(victim.publish(log, {"n": 1}), 10) == 2
@@ -421,7 +421,7 @@ async def test_quotas_hold_one_identity_and_nobody_else(secured: Secured) -> Non
 
     async with Hostile.connect(secured.broker.url, secured.keys("greedy", "reader")) as greedy:
         await greedy.send(*map(subscription, range(60)))
-        await until(lambda: len(greedy.rejected) == 10)
+        await eventually(lambda: len(greedy.rejected) == 10)
 
         assert {r.code for r in greedy.rejected} == {"quota"}
         assert secured.broker.node.counters["over_quota"] == 10
@@ -445,19 +445,19 @@ async def test_filters_count_by_their_bytes_and_make_room_when_they_end(secured:
     keys = secured.keys("greedy", "reader")
     async with Hostile.connect(secured.broker.url, keys) as greedy:
         await greedy.send(*(subscription(n, wide(n)) for n in range(5)))
-        await until(lambda: len(greedy.rejected) == 2)
+        await eventually(lambda: len(greedy.rejected) == 2)
         assert {(r.code, "bytes" in r.text) for r in greedy.rejected} == {("quota", True)}
         assert secured.broker.node.counters["over_quota"] == 2
 
         await greedy.send(subscription(0, None), subscription(7, wide(7)), subscription(1, wide(8)))  # in their places
         await greedy.send(subscription(9, wide(9)))
-        await until(lambda: len(greedy.rejected) == 3)
+        await eventually(lambda: len(greedy.rejected) == 3)
         async with secured.site("modest", "reader") as modest:
             await modest.subscribe(orders, where=wide(1))
-    await until(lambda: "greedy" not in secured.broker.node.core.edge.sites)
+    await eventually(lambda: "greedy" not in secured.broker.node.core.edge.sites)
     async with Hostile.connect(secured.broker.url, keys) as again:
         await again.send(*(subscription(n, wide(n)) for n in range(4)))
-        await until(lambda: len(again.rejected) == 1)
+        await eventually(lambda: len(again.rejected) == 1)
 
 
 async def test_filters_of_followers_and_registrations_count_by_their_bytes(secured: Secured) -> None:
@@ -480,11 +480,11 @@ async def test_filters_of_followers_and_registrations_count_by_their_bytes(secur
         )
         await greedy.send_messages(*map(wanted, range(4)), *map(registered, range(4)))
 
-        await until(lambda: len(greedy.rejected) == 2)
+        await eventually(lambda: len(greedy.rejected) == 2)
         assert {(r.verb, r.code) for r in greedy.rejected} == {("follow", "quota"), ("participate", "quota")}
         await greedy.send_messages(wanted(0), registered(0))  # renewed, as they were
         await greedy.send_messages(wanted(9))
-        await until(lambda: len(greedy.rejected) == 3)
+        await eventually(lambda: len(greedy.rejected) == 3)
 
 
 async def test_a_response_type_is_received_only_by_whom_it_is_addressed_to(secured: Secured) -> None:
@@ -493,7 +493,7 @@ async def test_a_response_type_is_received_only_by_whom_it_is_addressed_to(secur
     async with Hostile.connect(secured.broker.url, secured.keys("mallory")) as mallory:
         await mallory.send(changed)
 
-        await until(lambda: bool(mallory.rejected))
+        await eventually(lambda: bool(mallory.rejected))
 
 
 async def test_a_certificate_of_one_site_does_not_open_the_link_of_another(secured: Secured) -> None:

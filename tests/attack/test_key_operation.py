@@ -12,9 +12,10 @@ import pytest_asyncio
 from cryptography import x509
 
 from adapters.embedded.free_ports import free_port
-from tests.integration.overlay.cluster import QUICK, ROOT, event_type, until
+from tests.integration.overlay.cluster import QUICK, ROOT, event_type
 from tests.integration.overlay.secured import CLUSTER, Secured, issue, secured_broker
 from tests.support.brokers import broker_at, denied
+from tests.support.polling import eventually
 from tops import Broker, Site
 from tops.model.errors import ConfigError, NotReachable, TopsError
 from tops.runtime.links import identity
@@ -73,7 +74,7 @@ async def test_a_site_comes_back_with_its_renewed_certificate(secured: Secured) 
         secured.authority.revoke(f"{serial_of(old):x}", utc_now())
         secured.broker.reload_keys()  # ends the connection that the old certificate made
 
-        await until(lambda: serials_at(secured.broker) not in ([], [serial_of(old)]))
+        await eventually(lambda: serials_at(secured.broker) not in ([], [serial_of(old)]))
         await site.advertise(event_type())
 
 
@@ -83,7 +84,7 @@ async def test_a_site_leaves_a_broker_whose_certificate_is_revoked(secured: Secu
         secured.authority.revoke("b1", utc_now())
 
         # The broker itself has not looked yet: it is the site that ends it.
-        await until(lambda: site._node.link is not None and not site._node.link.connected)
+        await eventually(lambda: site._node.link is not None and not site._node.link.connected)
 
 
 async def test_a_renewal_that_can_t_be_used_is_an_alarm_once_and_changes_nothing(secured: Secured) -> None:
@@ -112,7 +113,7 @@ async def test_revocations_count_also_while_the_certificate_on_disk_can_t_be_use
         secured.authority.revoke("traitor", utc_now())
         (folder / "node.crt").write_text("torn")
         secured.broker.reload_keys()
-        await until(lambda: not secured.broker.connections.sockets)
+        await eventually(lambda: not secured.broker.connections.sockets)
         assert traitor.name == "traitor"
 
 
@@ -154,7 +155,7 @@ async def test_sighup_reloads_the_keys_of_a_broker_process(tmp_path: Path) -> No
         async with Site.connect(f"wss://127.0.0.1:{port}", keys=site, options=QUICK, timeout_s=30):
             authority.revoke("billing", utc_now())
             process.send_signal(signal.SIGHUP)
-            await until(lambda: "is revoked" in log.read_text())
+            await eventually(lambda: "is revoked" in log.read_text())
         with pytest.raises((NotReachable, ConfigError)):
             async with Site.connect(f"wss://127.0.0.1:{port}", keys=site, timeout_s=1):
                 pytest.fail("it must not get in")

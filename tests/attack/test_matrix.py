@@ -163,7 +163,7 @@ async def test_every_request_by_every_role(sets: SecuredSets) -> None:
             return None
         return caller
 
-    async def responds(caller: Caller | None, to: str, request: calls.AnyRequest) -> bool:
+    async def responds(caller: Caller | None, to: str, request: calls.ReplicaRequest[Any]) -> bool:
         if caller is None:
             return False
         try:

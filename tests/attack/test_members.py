@@ -7,6 +7,7 @@ The sets are declared at a running broker and served by nobody, so that all poli
 import secrets
 import tomllib
 from collections.abc import Iterator
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -24,7 +25,7 @@ from tests.attack.test_requests import EVIL, caller_of, undisturbed
 from tests.attack.test_routes import tls_of
 from tests.integration.origin.policies import POLICIES
 from tests.integration.overlay.secured import issue
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 from tops import Site
 from tops.core.broker.routing import rendezvous_of
 from tops.model.errors import NotListed
@@ -235,7 +236,11 @@ async def test_a_replica_outside_the_list_does_not_write_as_a_client(sets: Secur
     insert = "insert into accounts select $1, (random() * 0)::text, 1"
     async with sets.site(who) as site:
         caller = await caller_of(site, replica_set)
-        for request in (execute(site, insert, row), calls.Write(tx=f"{site.name}.1.1@r1", member=b"")):
+        requests: list[calls.ReplicaRequest[Any]] = [
+            execute(site, insert, row),
+            calls.Write(tx=f"{site.name}.1.1@r1", member=b""),
+        ]
+        for request in requests:
             with pytest.raises(NotListed, match="not in the list of replicas"):
                 await caller.request(f"{replica_set}/r1", request, 5.0)
         await caller.request(f"{replica_set}/r1", calls.Status(), 5.0)  # a newcomer needs it

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,9 @@ import pytest
 from aiohttp import web
 
 from adapters.embedded.free_ports import free_port
-from tests.integration.overlay.cluster import ROOT, TOPOLOGIES, Cluster, event_type
+from tests.integration.overlay.cluster import TOPOLOGIES, Cluster, event_type
 from tests.support.brokers import broker_at, denied
+from tests.support.command_line import tops
 from tests.support.raw_http import raw_request
 from tops import Broker, Site
 from tops.http import client
@@ -228,13 +228,10 @@ async def test_the_command_line_finds_the_secret_and_says_when_it_does_not(tmp_p
     try:
         await cluster.start()
         for environment, code, expected in (({}, 0, "[]"), ({"XDG_STATE_HOME": str(tmp_path / "other")}, 2, VARIABLE)):
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tops", "tx", "list", "--url", cluster.url("b1"), "--format", "json",
-                cwd=ROOT, env={**os.environ, **environment},
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            )  # fmt: skip
-            out, _ = await process.communicate()
-            assert (process.returncode, expected in out.decode()) == (code, True), out
+            ended, out, errors = await tops(
+                "tx", "list", "--url", cluster.url("b1"), "--format", "json", environ=environment
+            )
+            assert (ended, expected in out + errors) == (code, True), out + errors
     finally:
         await cluster.stop()
 

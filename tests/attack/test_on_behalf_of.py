@@ -11,7 +11,7 @@ from replication.client.replica_set import ReplicaSet
 from replication.rpc.conversation import Caller
 from tests.attack.raw_link import raw_link
 from tests.attack.secured_sets import SecuredSets
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 from tops import Site
 from tops.http.client import http_address
 from tops.model.errors import ConfigError, NotReachable, PermissionDenied, ProtocolError

@@ -19,7 +19,7 @@ from replication import ReplicaSet
 from tests.attack.random_messages import KINDS, RandomMessages, encoded_kinds
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.attack.secured_sets import REPLICAS, SETS, SecuredSets
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 from tops.model.errors import OutcomeUnknown, TopsError
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -149,6 +149,7 @@ async def round_of(sets: SecuredSets, messages: int) -> Tally:
     writes = {c.replica_set: (len(c.acknowledged), len(c.unknown), len(c.failed), c.longest_s) for c in clients}
     grown = {broker: (resident(sets, broker) - size) // 2**20 for broker, size in before.items()}
     print(f"{tally.messages} messages in {took_s:.0f} s: {dict(tally.verdicts)}; MiB grown: {grown}; writes: {writes}")
+    print("failed writes:", *[f"{c.replica_set}: {text}" for c in clients for text in c.failed], sep="\n")
 
     sets.processes.check()
     unexpected = tracebacks(sets)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.attack.test_forged_senders import Replica, Shop, Slow, shop_at
-from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured
 from tests.support.brokers import denied
 from tests.support.hostile import Hostile
+from tests.support.polling import eventually
 from tops.model.ids import NodeId, hashed
 from tops.model.log_points import LogPoint
 from tops.protocol.effects import BatchPrepared, Memo
@@ -60,16 +60,16 @@ class InDoubt:
 async def in_doubt(secured: Secured) -> AsyncIterator[InDoubt]:
     victim, slow = Watched(), Slow()
     async with shop_at(secured, slow, victim) as shop:
-        await until(lambda: victim.ended == [True])
+        await eventually(lambda: victim.ended == [True])
         slow.let_go.clear()
         writing = asyncio.ensure_future(shop.write())
-        await until(lambda: len(victim.prepared) == 2)
+        await eventually(lambda: len(victim.prepared) == 2)
 
         yield InDoubt(secured, shop, victim)
 
         slow.let_go.set()
         await writing
-        await until(lambda: victim.ended == [True, True])
+        await eventually(lambda: victim.ended == [True, True])
         await shop.is_whole()
 
 
@@ -84,7 +84,7 @@ async def test_a_member_that_passes_on_a_decision_without_a_signature_is_not_bel
     async with in_doubt(secured) as doubt, Hostile.connect(secured.broker.url, secured.keys("shop/r3")) as liar:
         await liar.send(Envelope(to=doubt.address, body=doubt.relayed(commits)))
 
-        await until(lambda: bool(liar.rejected))
+        await eventually(lambda: bool(liar.rejected))
         assert doubt.victim.ended == [True]
         assert "not signed by its coordinator" in liar.rejected[0].text
         assert [record["who"] for record in denied(secured.broker)] == ["shop/r3"]
@@ -98,7 +98,7 @@ async def test_only_the_signature_of_the_broker_that_coordinates_counts(secured:
         proof = signed_by(signer, doubt.relayed(commits=True))
         await liar.send(Envelope(to=doubt.address, body=doubt.relayed(commits=True, proof=proof)))
 
-        await until(lambda: bool(liar.rejected))
+        await eventually(lambda: bool(liar.rejected))
         assert doubt.victim.ended == [True]
         assert "not of broker 'b1'" in liar.rejected[0].text
 
@@ -110,7 +110,7 @@ async def test_a_signature_on_another_decision_does_not_count(secured: Secured) 
         proof = signed_by(coordinator, doubt.relayed(commits=False))
         await liar.send(Envelope(to=doubt.address, body=doubt.relayed(commits=True, proof=proof)))
 
-        await until(lambda: bool(liar.rejected))
+        await eventually(lambda: bool(liar.rejected))
         assert doubt.victim.ended == [True]
 
 
@@ -123,5 +123,5 @@ async def test_with_the_coordinators_signature_a_decision_that_a_peer_passes_on_
         proof = signed_by(coordinator, doubt.relayed(commits=True))
         await peer.send(Envelope(to=doubt.address, body=doubt.relayed(commits=True, proof=proof)))
 
-        await until(lambda: doubt.victim.ended == [True, True])
+        await eventually(lambda: doubt.victim.ended == [True, True])
         assert not peer.rejected

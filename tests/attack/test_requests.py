@@ -16,12 +16,11 @@ from replication.model.events import log_type, request_type, response_type, writ
 from replication.model.values import pack_values
 from replication.policies import policy_of, write_spec
 from replication.rpc import calls
-from replication.rpc.calls import AnyRequest
 from replication.rpc.conversation import Caller
 from replication.rpc.rejections import WriteRejected
 from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.attack.secured_sets import SecuredSets
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 from tops import EventType, Site
 from tops.model.errors import PermissionDenied, TransactionAborted
 from tops.model.filters import Filter
@@ -103,7 +102,7 @@ async def caller_of(site: Site, replica_set: str = "shop") -> Caller:
 
 @pytest.mark.parametrize("who", ["reader", "writer", "shop/r9"])
 @pytest.mark.parametrize("request_", [calls.Pause(), calls.Reload(), calls.GuardRows(repair="x", row_keys=())])
-async def test_only_operators_operate(sets: SecuredSets, who: str, request_: AnyRequest) -> None:
+async def test_only_operators_operate(sets: SecuredSets, who: str, request_: calls.ReplicaRequest[Any]) -> None:
     async def attack() -> None:
         async with sets.site(who) as site:
             caller = await caller_of(site)
@@ -135,7 +134,11 @@ async def test_nobody_but_its_replicas_gets_a_copy_of_a_set(sets: SecuredSets, w
             assert await link.send(published(asked, {"to": "shop/r1", "body": b""}, "b1")) is Verdict.REJECTED
         return
     async with sets.site(who) as site:
-        for request in (calls.OpenCopy(copy="mine"), calls.GetCopyChunk(copy="mine", piece=0, number=0)):
+        requests: list[calls.ReplicaRequest[Any]] = [
+            calls.OpenCopy(copy="mine"),
+            calls.GetCopyChunk(copy="mine", piece=0, number=0),
+        ]
+        for request in requests:
             with pytest.raises(PermissionDenied):
                 await (await caller_of(site)).request("shop/r1", request, 20.0)
 
@@ -171,7 +174,7 @@ async def test_no_forged_response_reaches_a_client(sets: SecuredSets) -> None:
                     (request_id,) = caller._waiting
                     body = {"to": victim.name, "body": calls.encode_bundle([(request_id, FORGED)])}
                     verdict = await link.send(published(responses, body, rendezvous(victim, EventType(responses))))
-                    results.append((verdict, cast(calls.ReadDone, await reading).position))
+                    results.append((verdict, (await reading).position))
                 assert 666 not in [position for _, position in results], forger
                 if forger not in ("shop/r9", "operator"):  # these have the right to respond, and nobody believes them
                     assert {verdict for verdict, _ in results} == {Verdict.REJECTED}, forger

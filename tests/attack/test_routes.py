@@ -168,7 +168,7 @@ def test_the_documentation_has_the_table_as_it_is() -> None:
     rows = [f"| `{method} {path}` | {shown(right)} |" for (method, path), right in {**BROKER, **RIGHTS}.items()]
     text = (ROOT / "docs" / "security.md").read_text()
 
-    assert "| route | who |\n|---|---|\n" + "\n".join(rows) + "\n\n" in text
+    assert "| route | allowed for |\n|---|---|\n" + "\n".join(rows) + "\n\n" in text
 
 
 # ------------------------------------------------------------------------------------------------- by construction

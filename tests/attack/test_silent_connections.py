@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.brokers import broker_at, denied
+from tests.support.polling import eventually
 from tests.support.raw_http import UPGRADE
 from tops import Broker, Site
 from tops.model.errors import NotReachable
@@ -58,7 +58,7 @@ async def test_silent_connections_count_from_the_first_moment_and_are_cut_off(qu
         assert broker.connections.budget.waiting <= PLACES
         await asyncio.gather(*map(ends, opened))
 
-        await until(lambda: broker.connections.budget.waiting == 0)
+        await eventually(lambda: broker.connections.budget.waiting == 0)
         assert any("wait for authentication" in record["detail"] for record in denied(broker))
         async with quick.site("honest") as honest:
             assert honest.broker == "b1"
@@ -87,11 +87,11 @@ async def test_whoever_proves_no_identity_does_not_keep_a_connection(
         opened = await silent(broker)
         try:
             await asyncio.get_running_loop().sock_sendall(opened, said.format(listen=broker.table.listen).encode())
-            await until(lambda: broker.connections.budget.waiting == 1, 5)
+            await eventually(lambda: broker.connections.budget.waiting == 1, 5)
 
             await ends(opened)
 
-            await until(lambda: broker.connections.budget.waiting == 0)
+            await eventually(lambda: broker.connections.budget.waiting == 0)
         finally:
             opened.close()
 
@@ -99,10 +99,10 @@ async def test_whoever_proves_no_identity_does_not_keep_a_connection(
 async def test_a_site_keeps_its_connection_and_gives_its_place_back(quick: Secured) -> None:
     budget, loop = quick.broker.connections.budget, asyncio.get_running_loop()
     async with quick.site("honest") as honest:
-        await until(lambda: budget.waiting == 0)
+        await eventually(lambda: budget.waiting == 0)
         link = honest._node.link
         beyond = loop.time() + 2 * budget.wait_s
-        await until(lambda: loop.time() > beyond)
+        await eventually(lambda: loop.time() > beyond)
 
         assert link is not None and link.connected and honest._node.link is link
 
@@ -114,7 +114,7 @@ async def test_more_sites_than_places_are_connected_at_once(quick: Secured) -> N
         for site in sites:
             await site.__aenter__()
 
-        await until(lambda: len(quick.broker.node.links) == PLACES + 5)
+        await eventually(lambda: len(quick.broker.node.links) == PLACES + 5)
     finally:
         for site in sites:
             await site.__aexit__(None, None, None)
@@ -127,7 +127,7 @@ async def test_silent_connections_of_one_address_lock_nobody_out(tmp_path: Path,
         opened: list[socket.socket] = []
         flood = asyncio.ensure_future(flooding(secured.broker, address, opened))
         try:
-            await until(lambda: len(opened) > 256)
+            await eventually(lambda: len(opened) > 256)
 
             async with secured.site("honest", timeout_s=5.0) as honest:
                 assert honest.broker == "b1"
@@ -159,7 +159,7 @@ async def test_one_identity_can_not_have_more_sessions_than_its_quota(tmp_path: 
                 assert honest.broker == "b1"
             assert {record["who"] for record in denied(secured.broker)} == {"greedy:i3"}
 
-        await until(lambda: not secured.broker.connections.sockets)
+        await eventually(lambda: not secured.broker.connections.sockets)
         async with Site.connect(url, keys=keys, instance="i3") as again:
             assert again.broker == "b1"
 

@@ -9,8 +9,9 @@ import pytest
 import pytest_asyncio
 
 from tests.attack.raw_link import RawLink, Verdict, raw_link
-from tests.integration.overlay.cluster import Recorder, until
+from tests.integration.overlay.cluster import Recorder
 from tests.integration.overlay.secured import Secured
+from tests.support.polling import eventually
 from tops import EventType, LocalOutcome, TxType
 from tops.core.link.session import Frame
 from tops.model.errors import TransactionTooLarge
@@ -108,7 +109,7 @@ async def test_messages_that_fit_a_frame_alone_are_rejected(writer: RawLink, sec
 
     assert secured.broker.node.core.rendezvous.logs[TYPE].last_number == 0
     audit = secured.broker.table.data / "audit.log"
-    await until(lambda: f"invalid: tx writer:x.{writer.incarnation}.1" in audit.read_text())
+    await eventually(lambda: f"invalid: tx writer:x.{writer.incarnation}.1" in audit.read_text())
 
 
 @pytest.mark.parametrize("attributes", [False, True], ids=["events", "attributes"])
@@ -126,16 +127,16 @@ async def test_the_longest_transaction_reaches_a_durable_subscriber(
     async with secured.site("reader", "admin") as reader:
         recorder = Recorder(Scope.LOCAL)
         await reader.subscribe(DURABLE, participant=recorder, durable="reader", start="oldest")
-        await until(lambda: bool(recorder.joined))
+        await eventually(lambda: bool(recorder.joined))
     assert secured.broker.node.counters["alarms"] == 0
 
 
 @pytest.mark.parametrize("kind", ["published", "together", "one-shot"])
 async def test_a_message_is_measured_as_it_is_encoded_again(writer: RawLink, secured: Secured, kind: str) -> None:
     """Floats of five bytes, which every encoder here writes with nine."""
-    count = (MESSAGE_BYTES_MAX - 1024) // 5
+    count = (SITE_MESSAGE_BYTES_MAX - 2048) // 5
     mark = b"@" * 300
-    message: LinkMessage = {
+    messages: dict[str, LinkMessage] = {
         "published": spread(Published(event=Event(TYPE, {"xs": mark}), origin=Origin(TYPE, 1))),
         "together": spread(
             EventsPublished(
@@ -143,11 +144,11 @@ async def test_a_message_is_measured_as_it_is_encoded_again(writer: RawLink, sec
             )
         ),
         "one-shot": one_shots(TxId(f"writer:x.{writer.incarnation}.1"), {"xs": mark}, {}),
-    }[kind]
+    }
     encoded_mark = msgspec.msgpack.encode(mark)
     floats = b"\xdd" + struct.pack(">I", count) + struct.pack(">Bf", 0xCA, 1.5) * count
-    data = encode_frame(Frame(*writer.next_position(), (message,))).replace(encoded_mark, floats)
-    assert ENCODED_BYTES_MAX < len(data) <= MESSAGE_BYTES_MAX
+    data = encode_frame(Frame(*writer.next_position(), (messages[kind],))).replace(encoded_mark, floats)
+    assert ENCODED_BYTES_MAX < len(data) < SITE_MESSAGE_BYTES_MAX, "as it arrives it is not too long"
 
     assert await writer.send_encoded(data) is Verdict.REJECTED
     assert secured.broker.node.core.rendezvous.logs[TYPE].last_number == 0

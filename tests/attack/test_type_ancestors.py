@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.integration.overlay.cluster import until
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.brokers import denied
+from tests.support.polling import eventually
 from tops import EventType
 from tops.model.errors import PermissionDenied
 
@@ -49,12 +49,12 @@ async def test_a_reader_of_a_log_declares_no_child_of_it(roles: Secured) -> None
         for site in (mallory, owner):
             site.define(LOG)
         await mallory.subscribe(child, durable="mine")
-        await until(lambda: {record["who"] for record in denied(roles.broker)} == {"mallory"})
+        await eventually(lambda: {record["who"] for record in denied(roles.broker)} == {"mallory"})
         assert child.name not in types
 
         await owner.subscribe(child, durable="mine")
 
-        await until(lambda: child.name in types)
+        await eventually(lambda: child.name in types)
 
 
 async def test_who_may_publish_the_parent_declares_children_of_it(roles: Secured) -> None:

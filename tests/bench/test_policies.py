@@ -151,14 +151,14 @@ def test_a_benchmark_without_figures_to_choose_from_refuses_them(tmp_path: Path)
 
 
 def test_the_brokers_own_figures_are_read_from_what_prometheus_would_get() -> None:
-    text = """# TYPE tops_messages_received gauge
-tops_messages_received 5.0
-# TYPE tops_messages_sent gauge
-tops_messages_sent 7.0
-# TYPE tops_bytes_received gauge
-tops_bytes_received 100.0
-# TYPE tops_bytes_sent gauge
-tops_bytes_sent 50.0
+    text = """# TYPE tops_received_messages_total counter
+tops_received_messages_total 5.0
+# TYPE tops_sent_messages_total counter
+tops_sent_messages_total 7.0
+# TYPE tops_received_bytes_total counter
+tops_received_bytes_total 100.0
+# TYPE tops_sent_bytes_total counter
+tops_sent_bytes_total 50.0
 # TYPE tops_journal_fsyncs_total counter
 tops_journal_fsyncs_total 3.0
 """

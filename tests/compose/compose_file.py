@@ -46,8 +46,9 @@ class Service(BaseModel):
     @property
     def mounts(self) -> dict[str, str]:
         """Where each volume or folder of the machine is seen in the container."""
-        parts = [v.split(":")[:2] if isinstance(v, str) else (v["source"], v["target"]) for v in self.volumes]
-        return dict(parts)
+        short = (v.split(":") for v in self.volumes if isinstance(v, str))
+        long = ((v["source"], v["target"]) for v in self.volumes if not isinstance(v, str))
+        return {source: target for source, target, *_ in (*short, *long)}
 
 
 class ComposeFile(BaseModel):

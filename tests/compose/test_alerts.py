@@ -29,21 +29,21 @@ FIRING: list[tuple[str, dict[str, str], dict[str, str]]] = [
     ),
     (
         "TopsReplicaLagging",
-        {f"tops_replica_lag_s{{{REPLICA}}}": "31+15x40"},
+        {f"tops_replica_lag_seconds{{{REPLICA}}}": "31+15x40"},
         {"replica_set": "shop", "replica": "r3", "severity": "warning"},
     ),
     (
-        "TopsTransactionsSetAside",
-        {f"tops_replica_quarantined{{{REPLICA}}}": "1x40"},
+        "TopsTransactionsQuarantined",
+        {f"tops_replica_quarantined_transactions{{{REPLICA}}}": "1x40"},
         {"replica_set": "shop", "replica": "r3", "severity": "critical"},
     ),
 ]
-VALUES = {"TopsReplicaLagging": "8m 31s", "TopsTransactionsSetAside": "1"}
+VALUES = {"TopsReplicaLagging": "8m 31s", "TopsTransactionsQuarantined": "1"}
 WELL = {
     'up{job="tops-brokers", instance="b1:9420"}': "1x40",
     'up{job="tops-agents", instance="r1:9421"}': "1x40",
     **{f'tops_replica_in_sync{{replica_set="shop", replica="r{n}"}}': f"{int(n < 3)}x4 1x36" for n in (1, 2, 3)},
-    'tops_replica_lag_s{replica_set="shop", replica="r1"}': "0x40",
+    'tops_replica_lag_seconds{replica_set="shop", replica="r1"}': "0x40",
     'tops_certificate_expiry_timestamp_seconds{instance="b1:9420"}': "9000000x40",
     'tops_sender_mismatches_total{instance="b1:9420"}': "7x40",
 }
@@ -86,6 +86,11 @@ def test_a_rule_says_what_it_means_and_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert rule["annotations"]["summary"] and "$labels" in rule["annotations"]["summary"]
     assert rule["annotations"]["description"].endswith(".")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_has_a_runbook(rule: dict[str, Any]) -> None:
+    assert f"`{rule['alert']}`" in (COMPOSE.parent / "docs" / "operations.md").read_text()
 
 
 def rule_named(alert: str) -> dict[str, Any]:

@@ -9,23 +9,25 @@ import stat
 import subprocess
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from compose import demo
 from tests.compose.compose_file import yaml
 from tests.compose.stack import BROKERS, COMPOSE, REPLICAS, LocalStack, local_stack, new_stack
+from tests.support.metric_names import bad_help, bad_name
 from tops.security import Authority, utc_now
 
 METRIC = re.compile(r"\btops_[a-z0-9_]+")
 SERVERS = ("pg1", "pg2", "pg3")
 SHORT_S = 4.5  # a part is down
-# Counters that have no sample before the first rejection.
-LABELLED = {"tops_replica_requests_rejected_total", "tops_replica_over_quota_total"}
+# Counters that have no sample before the first rejection or write.
+LABELLED = {"tops_replica_requests_rejected_total", "tops_replica_over_quota_total", "tops_replica_writes_total"}
 
 
 @pytest.fixture
@@ -105,23 +107,33 @@ def dashboard_expressions() -> Iterator[str]:
     yield from (variable["query"]["query"] for variable in dashboard["templating"]["list"] if "datasource" in variable)
 
 
-def exported(address: str | None) -> set[str]:
-    """The names of an exporter's samples, also of counters that have none yet."""
+def families(address: str | None) -> list[Metric]:
     with urllib.request.urlopen(f"http://{address}/metrics") as response:
-        families = list(text_string_to_metric_families(response.read().decode()))
-    counters = {f"{family.name}_total" for family in families if family.type == "counter"}
-    return counters | {family.name for family in families if family.type != "counter"}
+        return list(text_string_to_metric_families(response.read().decode()))
+
+
+def series(exported: Iterable[Metric]) -> set[str]:
+    """The names of samples, also of those that there are none of yet."""
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+    return {f"{family.name}{suffix}" for family in exported for suffix in suffixes.get(family.type, ("",))}
 
 
 async def test_alerts_and_dashboard_use_what_brokers_and_agents_export(stack: LocalStack) -> None:
     brokers = [broker.health_listen for broker in stack.cluster.config.broker]
     agents = [replica.listen for replica in stack.cluster.replica_set("shop").replica]
-    found = [await asyncio.to_thread(exported, address) for address in (*brokers, *agents)]
+    exported = [await asyncio.to_thread(families, address) for address in (*brokers, *agents)]
 
+    found = [series(one) for one in exported]
     known = set.union(*found)
     assert names_in(" ".join(alert_expressions())) - known == set()
     assert names_in(" ".join(dashboard_expressions())) - known == set()
     assert all(names >= LABELLED for names in found[len(brokers) :])
+    documented = names_in((COMPOSE.parent / "docs" / "metrics.md").read_text())
+    ours = [family for one in exported for family in one if family.name.startswith("tops_")]
+    shown = {f"{family.name}_total" if family.type == "counter" else family.name for family in ours}
+    assert shown - documented == set()
+    assert [bad for family in ours if (bad := bad_name(family.name, family.type))] == []
+    assert [bad for family in ours if (bad := bad_help(family.name, family.documentation))] == []
 
 
 def test_a_second_start_changes_no_secret_and_each_node_has_its_own(tmp_path: Path) -> None:

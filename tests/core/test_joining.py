@@ -68,7 +68,7 @@ def test_a_replica_is_in_sync_with_its_first_timely_yes_and_the_same_record_says
 
     assert record is not None
     assert record.entry.committing == shown("abc")
-    assert record.in_sync == {"A", "B", "C"}
+    assert record.in_sync == frozenset("ABC")
 
 
 def test_a_replica_that_is_far_behind_is_not_asked_before_it_has_caught_up() -> None:

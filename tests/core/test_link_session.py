@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tops.core.link.session import ACKNOWLEDGE_EVERY, Frame, LinkSession
+from tops.core.link.session import Frame, LinkSession
 from tops.model.errors import ProtocolError, TopsError
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
@@ -53,19 +53,6 @@ def test_traffic_the_other_way_acknowledges_on_its_own() -> None:
 
     one.unpack(other.pack((message(2),)))
 
-    assert not one.unacknowledged
-
-
-def test_a_silent_receiver_acknowledges_now_and_then() -> None:
-    one, other = LinkSession(), LinkSession()
-    for n in range(ACKNOWLEDGE_EVERY):
-        assert other.acknowledgement() is None
-        other.unpack(one.pack((message(n),)))
-
-    told = other.acknowledgement()
-
-    assert told == Frame(0, ACKNOWLEDGE_EVERY)
-    assert one.unpack(told) == ()
     assert not one.unacknowledged
 
 

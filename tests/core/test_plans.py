@@ -30,7 +30,7 @@ from tops.protocol.messages import (
     TxSpec,
     TypeAdvertised,
 )
-from tops.protocol.records import LogAppended, MembersDeclared, PlansDeclared, TypeDefined
+from tops.protocol.records import AnyRecord, LogAppended, MembersDeclared, PlansDeclared, TypeDefined
 from tops.protocol.set_types import set_definition
 
 LOG = set_definition("rs.shop")
@@ -133,7 +133,8 @@ def test_plans_are_on_disk_before_the_replica_is_told_that_they_count_and_surviv
     assert declared == [PlansDeclared(event_type=LOG.name, plans=(PLAN,))]
 
     again = Rendezvous(ME, 2, {}, RendezvousOptions(epochs=EpochOptions()), bytes)
-    for record in (TypeDefined(event_type=LOG), *declared):
+    records: list[AnyRecord] = [TypeDefined(event_type=LOG), *declared]
+    for record in records:
         again.recover(record)
 
     assert again.known.against_plan(WEAKER["local"], WRITER) is not None
@@ -218,7 +219,7 @@ def unplanned_shop() -> Shop:
 def test_the_list_holds_where_plans_name_nobody_and_survives_a_restart() -> None:
     shop = unplanned_shop()
     again = Rendezvous(ME, 2, {}, RendezvousOptions(epochs=EpochOptions()), bytes)
-    records = (*persisted(shop.effects, PlansDeclared), *persisted(shop.effects, MembersDeclared))
+    records: list[AnyRecord] = [*persisted(shop.effects, PlansDeclared), *persisted(shop.effects, MembersDeclared)]
     for record in (TypeDefined(event_type=LOG), *records):
         again.recover(record)
 

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from tests.core.driven_rendezvous import ME, PUBLISHER, DrivenRendezvous, sent_effects, standing_only
+from tests.core.machines import sender
 from tops.core.coordinator.open_transactions import Quotas, RendezvousOptions
 from tops.model.constraints import AnyConstraint, Deadline, MaxParticipants, MinParticipants, Required
 from tops.model.event_types import EventType
@@ -167,7 +168,7 @@ def test_a_local_one_shot_that_arrives_after_it_was_said_to_be_aborted_is_not_lo
     rendezvous = DrivenRendezvous()
     asked = GetOutcome(tx=TxId("p.1.1"), tx_type=TxType.LOCAL, event_type="set")
 
-    told = rendezvous.core.on_message(asked, Address(ME, "p"), 1, 0.0)
+    told = rendezvous.core.on_message(asked, sender("p"), Address(ME, "p", 1), 0.0)
     late = rendezvous.one_shot("p.1.1", local_one_shot())
 
     assert [e.record for e in told if isinstance(e, Persist)] == [TxRejected(tx=TxId("p.1.1"))]

@@ -173,7 +173,7 @@ def test_an_event_is_delivered_as_often_as_allowed_before_its_failure_counts() -
 def test_a_non_transactional_subscriber_gets_events_and_keeps_them() -> None:
     machine = Machine(Scope.NON_TRANSACTIONAL)
 
-    effects = machine.event(1) + machine.core.abandon("aborted")
+    effects = machine.event(1) + machine.core.abandon(Rejection(RejectionCode.ABORTED, "aborted"))
 
     assert [d.event.body["mark"] for d in of(effects, Deliver)] == ["m1"]
     assert of(effects, AbortTxCall) == []
@@ -213,7 +213,7 @@ def test_after_the_promise_only_the_decision_ends_it() -> None:
     machine = Machine().prepared()
 
     assert machine.core.give_up("changed my mind") == []
-    assert machine.core.abandon("the publisher aborted") == []
+    assert machine.core.abandon(Rejection(RejectionCode.ABORTED, "the publisher aborted")) == []
     assert machine.core.on_quiet() == []
     assert machine.core.on_membership(MembershipReported(tx=TX, voter=ME, state=TxState.ABORTED)) == []
     assert machine.core.state is SubTxState.PREPARED
@@ -343,7 +343,7 @@ class Play:
                 if not self.decision or core.state is SubTxState.PREPARED:
                     self.take(core.finish(self.decision, list))
             case "abandon":
-                self.take(core.abandon("aborted"))
+                self.take(core.abandon(Rejection(RejectionCode.ABORTED, "aborted")))
             case "give up":
                 self.take(core.give_up("gave up"))
             case "quiet":

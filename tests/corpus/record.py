@@ -12,8 +12,9 @@ from pathlib import Path
 
 from adapters import EmbeddedPostgres
 from tests.corpus.cases import Feature, features
-from tests.corpus.sets import POLICIES, CorpusSet
+from tests.corpus.sets import CorpusSet
 from tests.corpus.worlds import World
+from tests.integration.origin.policies import POLICIES
 
 NEW = "?"  # in the place of an outcome: not recorded yet
 

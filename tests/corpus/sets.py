@@ -9,8 +9,6 @@ import asyncio
 import itertools
 import json
 import re
-from collections import Counter
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ from replication.client.writes import WriteResult
 from replication.model.values import pack_rows, unpack_rows
 from replication.rpc.rejections import ChangeNotProved, WriteRejected
 from tests.corpus.cases import Case, Feature
+from tests.corpus.comparison import named, split, unlike
 from tests.corpus.worlds import NAMES, READING, SETTINGS, Contents, contents_of, first_difference, make_different
 from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
@@ -37,6 +36,7 @@ from tops.model.errors import TopsError, error_code
 # Why a set does not execute what PostgreSQL would; the first that is found in the error's text.
 REASONS = {
     "not-a-row-statement": r"a replicated statement is INSERT",
+    "rule": r"has a rule with which PostgreSQL carries out no row change",
     "several": r"one statement at a time",
     "parameters": r"the statement takes \d+ parameter",
     "session-function": r"acts on the session or server|permission denied for function",
@@ -66,12 +66,14 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a case did: in the corpus's words, with counts, returned rows and the text of an error."""
+    """What a case did: in the corpus's words, with counts, returned rows and the text of an error; `message` is what
+    PostgreSQL itself has said."""
 
     described: str
     rows: tuple[int, ...] = ()
     returned: tuple[tuple[dict[str, Any], ...], ...] = ()
     text: str = ""
+    message: str = ""
 
     @property
     def is_executed(self) -> bool:
@@ -86,7 +88,7 @@ class CorpusSet:
         self._open = AsyncExitStack()
         self.cluster: SmallCluster
         self.shop: ReplicaSet
-        self._readers: list[asyncpg.Connection] = []
+        self.readers: list[asyncpg.Connection] = []
         self._plain: list[Plain] = []
 
     async def __aenter__(self) -> Self:
@@ -104,7 +106,7 @@ class CorpusSet:
                 stack.push_async_callback(reader.close)
                 await make_different(reader, place)
                 await reader.execute("reset session_replication_role")
-                self._readers.append(reader)
+                self.readers.append(reader)
                 for key, value in SETTINGS[name].items():
                     await maintenance.execute(f"alter database {database} set {key} = {value}")
             for place in range(2):
@@ -158,7 +160,7 @@ class CorpusSet:
 
     async def _hand_over(self, contents: Contents) -> None:
         for plain in self._plain:
-            await plain.take_over(self._readers[0], contents)
+            await plain.take_over(self.readers[0], contents)
 
     async def difference(self) -> str:
         """Between replicas; empty if they are equal."""
@@ -177,7 +179,8 @@ class CorpusSet:
             else:
                 done = await self.shop.write(case.changes)
         except TopsError as error:
-            return Result(describe(error), text=str(error))
+            said = error.database if isinstance(error, WriteRejected) else None
+            return Result(describe(error), text=str(error), message=said.message if said is not None else "")
         await self._reached(done)
         return Result("executed", done.rows, tuple(tuple(rows) for rows in done.returned))
 
@@ -190,7 +193,7 @@ class CorpusSet:
         """Of all replicas; the difference if they do not become equal."""
         deadline = asyncio.get_running_loop().time() + _EQUAL_S
         while True:
-            found = await asyncio.gather(*map(contents_of, self._readers))
+            found = await asyncio.gather(*map(contents_of, self.readers))
             difference = first_difference(found)
             if not difference:
                 return found[0]
@@ -203,19 +206,19 @@ class CorpusSet:
             if case.varies:
                 return ""
             return f"plain PostgreSQL: {plain[0].described} {plain[0].text}, the set: {result.described} {result.text}"
+        one, other = plain
+        if result.message and one.message == other.message != result.message:
+            return f"plain PostgreSQL says {one.message!r}, the set {result.message!r}"
         if not result.is_executed or case.varies:
             return ""
-        one, other = plain
         if result.rows != one.rows and one.rows == other.rows:
             return f"plain PostgreSQL changes {one.rows} rows, the set {result.rows}"
         returned = [[row for rows in each.returned for row in rows] for each in (result, one, other)]
-        whole = [sorted(map(repr, rows)) for rows in returned]
-        if problem := _unequal("returned rows", *whole) or _unlike("returned rows", *map(_columns, returned)):
+        if problem := unlike("returned rows", *map(named, returned)):
             return problem
         first, second = [await each.contents() for each in self._plain]
         for table, rows in contents.items():
-            found = rows, first.get(table, []), second.get(table, [])
-            if problem := _unequal(table, *found) or _unlike(table, *map(_split, found)):
+            if problem := unlike(table, *map(split, (rows, first.get(table, []), second.get(table, [])))):
                 return problem
         return ""
 
@@ -234,41 +237,6 @@ def describe(error: TopsError) -> str:
     ):
         return "rejected invalid"
     return f"rejected {error.why}" if isinstance(error, WriteRejected) else f"broken {type(error).__name__}"
-
-
-Columns = dict[str, "Counter[str]"]
-
-
-def _columns(rows: Sequence[dict[str, Any]]) -> Columns:
-    found: Columns = {"": Counter({"": len(rows)})}
-    for row in rows:
-        for name, value in row.items():
-            found.setdefault(name, Counter())[repr(value)] += 1
-    return found
-
-
-def _split(rows: Sequence[str]) -> Columns:
-    """Rows as text, by place of their columns; a comma within a value makes more places in all databases alike."""
-    return _columns([{str(place): part for place, part in enumerate(row.split(","))} for row in rows])
-
-
-def _unequal(what: str, here: Sequence[str], one: Sequence[str], other: Sequence[str]) -> str:
-    """Rows that plain databases agree on are the same in the set, each as a whole."""
-    if one != other or here == one:
-        return ""
-    mine, plain = Counter(here), Counter(one)
-    return f"{what}: {sorted(mine - plain)[:3]} only in the set, {sorted(plain - mine)[:3]} only in PostgreSQL"
-
-
-def _unlike(what: str, here: Columns, one: Columns, other: Columns) -> str:
-    """Columns that plain databases agree on have the same values in the set; of others, the shape is the same."""
-    for name in one.keys() | here.keys():
-        mine, plain = here.get(name, Counter()), one.get(name, Counter())
-        if mine != plain and plain == other.get(name, Counter()):
-            return f"{what}: column {name!r} has {dict(mine - plain)} in the set, {dict(plain - mine)} in PostgreSQL"
-        if mine.total() != plain.total() and plain.total() == other.get(name, Counter()).total():
-            return f"{what}: column {name!r} has {mine.total()} values in the set, {plain.total()} in PostgreSQL"
-    return ""
 
 
 class Plain:
@@ -318,7 +286,7 @@ class Plain:
             await self._connection.execute("set constraints all immediate")
         except asyncpg.PostgresError as error:
             await transaction.rollback()
-            return Result(f"failed {error.sqlstate}", text=str(error))
+            return Result(f"failed {error.sqlstate}", text=str(error), message=error.args[0])
         await (transaction.commit() if keep else transaction.rollback())
         return Result("executed", tuple(counts), tuple(returned))
 

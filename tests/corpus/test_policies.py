@@ -12,7 +12,8 @@ import pytest
 
 from adapters import EmbeddedPostgres
 from tests.corpus.cases import Case, Feature, features
-from tests.corpus.sets import POLICIES, CorpusSet
+from tests.corpus.sets import CorpusSet
+from tests.integration.origin.policies import POLICIES
 
 CORPUS = features()
 SHARE = 0.85  # of the corpus is executed, or fails as it fails in plain PostgreSQL
@@ -26,7 +27,7 @@ def _name(value: object) -> str:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedPostgres]:
-    settings = {"fsync": "off", "max_prepared_transactions": 100, "max_connections": 200}
+    settings: dict[str, str | int] = {"fsync": "off", "max_prepared_transactions": 100, "max_connections": 200}
     with EmbeddedPostgres(settings=settings) as started:
         yield started
 

@@ -15,6 +15,7 @@ from replication.rpc.calls import AnyRequest, AnyResponse, Read, ReadDone, Repli
 from replication.rpc.conversation import BUNDLE_BYTES_MAX, Caller, Responder
 from replication.rpc.rejections import NotStarted
 from replication.rpc.rights import RequestGuard
+from tests.support.polling import eventually
 from tops.model.errors import (
     LimitExceeded,
     NotReachable,
@@ -131,7 +132,7 @@ async def test_reads_that_were_asked_at_different_times_are_all_asked_again(monk
     await asyncio.sleep(0.05)
     second = asyncio.ensure_future(caller.request("shop/r1", Read(sql="q", args=b"2"), TIMEOUT_S))
 
-    assert [cast(ReadDone, one).rows for one in await asyncio.gather(first, second)] == [b"1", b"2"]
+    assert [one.rows for one in await asyncio.gather(first, second)] == [b"1", b"2"]
 
 
 async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +154,7 @@ async def test_one_timer_serves_all_reads_however_long_they_go_unanswered(monkey
     for n in range(10):
         reads.append(asyncio.ensure_future(caller.request("shop/r1", Read(sql="q", args=b"%d" % n), TIMEOUT_S)))
         await asyncio.sleep(0.003)
-    while len(line.events) < 200:  # noqa: ASYNC110 - nobody announces it
-        await asyncio.sleep(0.01)
+    await eventually(lambda: len(line.events) >= 200)
     line.lost = 0
 
     await asyncio.gather(*reads)
@@ -202,7 +202,7 @@ async def test_a_question_that_cannot_be_read_is_answered_so_and_the_others_as_e
     line = Line()
     caller = await joined(line)
 
-    class Unconfirmed(calls.ReplicaRequest, frozen=True):
+    class Unconfirmed(calls.ReplicaRequest[Any], frozen=True):
         """A question of a later version."""
 
     strange = asyncio.ensure_future(caller.request("shop/r1", cast(Any, Unconfirmed()), TIMEOUT_S))
@@ -237,8 +237,7 @@ async def asked(line: Silent, to: str = "shop/r1") -> tuple[Caller, asyncio.Task
     caller = Caller(cast(Any, line), "shop", ("b1",))
     await caller.start()
     task = asyncio.ensure_future(caller.request(to, calls.Where(), TIMEOUT_S))
-    while not line.events:  # noqa: ASYNC110 - nobody announces it
-        await asyncio.sleep(0)
+    await eventually(lambda: line.events)
     return caller, task
 
 
@@ -284,8 +283,7 @@ async def test_each_replica_counts_once_for_a_quorum() -> None:
     caller = Caller(cast(Any, line), "shop", ("b1",))
     await caller.start()
     task = asyncio.ensure_future(caller.request_all(calls.Where(), TIMEOUT_S, 2))
-    while not line.events:  # noqa: ASYNC110 - nobody announces it
-        await asyncio.sleep(0)
+    await eventually(lambda: line.events)
 
     for replica in ("r1", "r1", "r2"):
         located = calls.Located(replica=replica, position=1, prepared=())
@@ -310,8 +308,7 @@ async def test_among_the_responses_of_all_one_of_another_kind_is_that_of_a_repli
     caller = Caller(cast(Any, line), "shop", ("b1",))
     await caller.start()
     task = asyncio.ensure_future(caller.request_all(calls.Where(), TIMEOUT_S, 2))
-    while not line.events:  # noqa: ASYNC110 - nobody announces it
-        await asyncio.sleep(0)
+    await eventually(lambda: line.events)
 
     located = calls.Located(replica="r2", position=1, prepared=())
     line.respond(caller, Sender("shop/r1", "replica"), line.request_id(), calls.OperationDone(text="hello"))

@@ -8,6 +8,7 @@ import pytest
 from adapters.resource import Attempt
 from replication.replica.apply import participant as module
 from replication.replica.apply.participant import ReplicaParticipant
+from tops.model.ids import NodeId
 from tops.model.log_points import BEGINNING
 from tops.model.transactions import Scope
 from tops.protocol.effects import Memo
@@ -25,7 +26,7 @@ class Ending:
 def prepared(number: int) -> tuple[ReplicaParticipant, Memo]:
     replica = ReplicaParticipant(cast(Any, Ending()), "rs.shop", "shop-r1", Scope.DISTRIBUTED)
     replica.prepared.add(number)
-    return replica, Memo(EpochId("rs.shop", number, 1, "b1", 1), "digest", "voter", ())
+    return replica, Memo(EpochId("rs.shop", number, 1, NodeId("b1"), 1), "digest", "voter", ())
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -65,7 +66,7 @@ async def test_what_comes_while_it_leaves_gets_no_vote() -> None:
     replica, memo = prepared(7)
     leaving = asyncio.ensure_future(replica.leave())
     await asyncio.sleep(0)
-    later = Memo(EpochId("rs.shop", 8, 1, "b1", 1), "digest", "voter", ())
+    later = Memo(EpochId("rs.shop", 8, 1, NodeId("b1"), 1), "digest", "voter", ())
     vote = asyncio.ensure_future(replica.prepare_batch(later, (), BEGINNING))
     await replica.finish_batch(memo, True)
     await leaving

@@ -8,7 +8,7 @@ from adapters import SqliteAdapter
 from adapters.changes import Barrier, Member, Repair
 from replication.model.events import write_body
 from replication.replica.apply.participant import ReplicaParticipant
-from tops.model.ids import TxId
+from tops.model.ids import NodeId, TxId
 from tops.model.log_points import BEGINNING, NO_DIGESTS
 from tops.model.transactions import Scope
 from tops.protocol.effects import Memo
@@ -44,7 +44,7 @@ async def test_whoever_asks_during_a_commit_hears_of_the_number(tmp_path: Path) 
         replica = ReplicaParticipant(database, "rs.shop", "shop-r1", Scope.DISTRIBUTED)
         visitor = replica.visitor = SlowVisitor()
         barrier = Member(TxId("c.1.1"), (), control=Barrier("check"))
-        memo = Memo(EpochId("rs.shop", 1, 1, "b1", 1), "digest", "voter", (barrier.tx,))
+        memo = Memo(EpochId("rs.shop", 1, 1, NodeId("b1"), 1), "digest", "voter", (barrier.tx,))
         member = EpochMember(barrier.tx, 1, (Event("rs.shop", write_body(barrier)),))
         await replica.prepare_batch(memo, (member,), BEGINNING)
 

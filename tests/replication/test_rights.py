@@ -36,7 +36,7 @@ GRANTED = {
 VALUES: dict[Any, Any] = {dict[str, str]: {}, str: "", int: 0, float: 0.0, bytes: b""}
 
 
-def example(kind: type[calls.ReplicaRequest], tx: str = "anna.1.1") -> Any:
+def example(kind: type[calls.ReplicaRequest[Any]], tx: str = "anna.1.1") -> Any:
     """A request of that kind; of the required fields only a transaction's id matters here."""
     required = [field for field in msgspec.structs.fields(kind) if field.required]
     return kind(**{field.name: tx if field.name == "tx" else VALUES.get(field.type, ()) for field in required})
@@ -53,7 +53,7 @@ def test_every_request_has_an_entry_and_no_entry_is_left_over() -> None:
 
 
 def test_a_request_without_an_entry_is_rejected_also_for_administrators(guard: RequestGuard) -> None:
-    class Unlisted(calls.ReplicaRequest, frozen=True):
+    class Unlisted(calls.ReplicaRequest[Any], frozen=True):
         """A request that somebody forgot to list."""
 
     with pytest.raises(PermissionDenied, match="no right is defined"):
@@ -62,7 +62,7 @@ def test_a_request_without_an_entry_is_rejected_also_for_administrators(guard: R
 
 @pytest.mark.parametrize("who", SENDERS)
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
-def test_what_a_role_may_request(guard: RequestGuard, kind: type[calls.ReplicaRequest], who: str) -> None:
+def test_what_a_role_may_request(guard: RequestGuard, kind: type[calls.ReplicaRequest[Any]], who: str) -> None:
     sender = SENDERS[who]
     request = example(kind, f"{sender.identity}.1.1")
 
@@ -79,7 +79,7 @@ def test_what_a_role_may_request(guard: RequestGuard, kind: type[calls.ReplicaRe
 
 @pytest.mark.parametrize("kind", [calls.Write, calls.Execute, calls.Read])
 def test_a_replica_outside_the_list_is_no_client_by_itself_nor_through_a_service(
-    guard: RequestGuard, tmp_path: Path, kind: type[calls.ReplicaRequest]
+    guard: RequestGuard, tmp_path: Path, kind: type[calls.ReplicaRequest[Any]]
 ) -> None:
     service = Sender("web", "service", "1", on_behalf_of=Principal("shop/r9", "replica"))
     for sender in (SENDERS["unlisted replica"], service):

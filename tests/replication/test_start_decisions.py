@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,9 @@ def test_a_replica_that_the_set_began_without_takes_a_copy() -> None:
 
 
 def test_a_log_whose_replicas_are_all_away_is_not_begun_anew() -> None:
-    decision = choice("r1", decided=7, **{name: compared(0) for name in NAMES})
+    reports: dict[str, Any] = {name: compared(0) for name in NAMES}
+
+    decision = choice("r1", decided=7, **reports)
 
     assert isinstance(decision, Wait)
     assert "index 7" in decision.reason

@@ -12,7 +12,7 @@ from tops.model.constraints import AtLeast, MinParticipants
 from tops.model.errors import InvalidEventType, TransactionAborted
 from tops.model.transactions import LocalOutcome, Outcome, Scope, ScopeLimit
 from tops.protocol.effects import BatchPrepared, Effect, Persist, SendOnLink
-from tops.protocol.messages import Dissemination, EpochDecided, EpochVoted, LogEntry
+from tops.protocol.messages import Dissemination, EpochDecided, EpochVoted, LogEntry, Sender
 from tops.protocol.records import LogAppended
 from tops.sim.databases import CallbackDatabase, ReplicaDatabase
 
@@ -198,8 +198,8 @@ def test_a_replica_that_changes_other_rows_is_left_out_and_an_alarm_is_raised() 
 def test_without_comparing_rows_the_divergent_replica_would_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = EpochCoordinator.on_voted
 
-    def blind(self: EpochCoordinator, voted: EpochVoted, incarnation: int) -> list[Effect]:
-        return honest(self, msgspec.structs.replace(voted, rows=()), incarnation)
+    def blind(self: EpochCoordinator, voted: EpochVoted, sender: Sender) -> list[Effect]:
+        return honest(self, msgspec.structs.replace(voted, rows=()), sender)
 
     monkeypatch.setattr(EpochCoordinator, "on_voted", blind)
     replicas = ReplicaSet()

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 import pytest
-from security_keys import Keys, MakeKeys
 
+from tests.security.security_keys import Keys, MakeKeys
 from tops.security import Authority, utc_now
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
-from security_keys import Keys, MakeKeys, load
 
+from tests.security.security_keys import Keys, MakeKeys, load
 from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security import Authority, Credentials, Identity, Kind, Trust, utc_now, verify_audit
 from tops.security.authority import Status

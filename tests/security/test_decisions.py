@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import msgspec
 import pytest
-from security_keys import Keys, MakeKeys, load
 
+from tests.security.security_keys import Keys, MakeKeys, load
 from tops.security import Kind, decision_checker, decision_signer, utc_now
 
 TEXT = b"what was decided"

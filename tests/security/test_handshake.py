@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from security_keys import Keys, MakeKeys, load
 
+from tests.security.security_keys import Keys, MakeKeys, load
 from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security import (
     PLAIN_WORDS,

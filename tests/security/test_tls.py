@@ -7,12 +7,13 @@ import ssl
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
 from aiohttp import web
-from security_keys import Keys, MakeKeys, Node, load
 
+from tests.security.security_keys import Keys, MakeKeys, Node, load
 from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security import (
     Acceptor,
@@ -30,6 +31,7 @@ from tops.security import (
     tls_channel,
     utc_now,
 )
+from tops.security.tls import TlsConnection
 
 REFUSED = (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)
 GREETING = b"welcome"
@@ -48,7 +50,7 @@ class Listener:
     async def serve(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.arrived += 1
         connection = writer.get_extra_info("ssl_object")
-        self.admitted.append(peer_identity(connection, self.node.trust, utc_now()))
+        self.admitted.append(peer_identity(cast(TlsConnection, connection), self.node.trust, utc_now()))
         self.bindings.append(tls_channel(connection).binding)
         writer.write(GREETING)
         await writer.drain()
@@ -84,7 +86,9 @@ async def test_a_certified_site_gets_through_and_both_sides_know_each_other(keys
         connection, binding = await greeted(listener.port, client_context(site.credentials, site.trust))
 
     assert listener.admitted == [Identity("shop", Kind.SITE, "s1", "reader")]
-    assert peer_identity(connection, site.trust, utc_now()) == Identity("shop", Kind.BROKER, "b1", "broker")
+    assert peer_identity(cast(TlsConnection, connection), site.trust, utc_now()) == Identity(
+        "shop", Kind.BROKER, "b1", "broker"
+    )
     assert connection.version() == "TLSv1.3"
     assert listener.bindings == [binding]
 
@@ -169,7 +173,7 @@ async def test_a_live_connection_is_found_out_after_its_certificate_was_revoked(
         site.trust.reload()
 
         with pytest.raises(NotAuthenticated, match="revoked"):
-            peer_identity(connection, site.trust, utc_now())
+            peer_identity(cast(TlsConnection, connection), site.trust, utc_now())
 
 
 async def test_a_revoked_or_expired_broker_is_refused_by_its_clients(keys: Keys) -> None:

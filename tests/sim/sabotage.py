@@ -220,9 +220,9 @@ def an_epoch_commits_with_differing_exclusions() -> Any:
 def a_local_subscriber_is_rolled_back_by_a_distributed_abort() -> Any:
     honest = TxCoordinator._fail
 
-    def harsh(self: TxCoordinator, reason: str, *args: Any, **named: Any) -> list[Effect]:
+    def harsh(self: TxCoordinator, rejection: Rejection, *args: Any, **named: Any) -> list[Effect]:
         named["distributed_only"] = False
-        return honest(self, reason, *args, **named)
+        return honest(self, rejection, *args, **named)
 
     return _patched(TxCoordinator, "_fail", harsh)
 
@@ -261,7 +261,8 @@ def a_lagging_replica_votes() -> Any:
         return True
 
     def eager(self: EpochExecutor, prepare: Any) -> list[Effect]:
-        self.position = max(self.position, prepare.epoch.number - 1)
+        if prepare.epoch.number - 1 > self.position:
+            self.point = prepare.before
         self._held = prepare
         return self._go_on()
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from tops.core.link.session import LinkSession
+from tops.core.link.session import Frame, LinkSession
 from tops.model.errors import TopsError
 from tops.model.ids import NodeId
 from tops.protocol.messages import Address, AddressedMessage, Dissemination, Envelope, LinkMessage, Message, Publication
@@ -14,7 +14,7 @@ from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import exchange_link_hello, receive_bytes
 from tops.runtime.links.sockets import DialledSocket
-from tops.runtime.links.wire import Frame, MessageRejected, decode, encode_frame, make_link_hello
+from tops.runtime.links.wire import MessageRejected, decode, encode_frame, make_link_hello
 from tops.runtime.site_journal import new_incarnation
 
 M = TypeVar("M", bound=Message)

@@ -53,7 +53,10 @@ async def _serve(path: Path, name: str) -> None:
         for extension in extensions:
             extension.add_to(routes, gate)
 
-    async with Broker.run(config, name, extend=extend) as serving:
+    def policy_of(replica_set: str) -> str:
+        return next(filter(None, (extension.policy_of(replica_set) for extension in extensions)), "")
+
+    async with Broker.run(config, name, extend=extend, policy_of=policy_of) as serving:
         loop.add_signal_handler(signal.SIGHUP, serving.reload_keys)
         failed = asyncio.ensure_future(serving.wait())
         stopped = asyncio.ensure_future(stop.wait())

@@ -18,7 +18,8 @@ from tops.model.errors import ConfigError, MissingExtra
 
 DISTRIBUTION = "tops-replication"
 COMMANDS = "tops.commands"  # a Typer or a function each
-BROKER_ROUTES = "tops.broker_routes"  # called with the cluster's file and a broker's name, each has `add_to`
+# Called with the cluster's file and a broker's name, each has `add_to` and `policy_of`.
+BROKER_ROUTES = "tops.broker_routes"
 _NEEDED_BY_EXTRA = re.compile(r"""([\w.-]+).*;.*\bextra\s*==\s*['"]([\w.-]+)['"]""")
 
 
@@ -33,8 +34,8 @@ def commands() -> Mapping[str, EntryPoint]:
 
 
 def broker_routes() -> list[Callable[[Path, str], Any]]:
-    """The functions that add routes to a broker's HTTP side."""
-    return [load(entry) for entry in metadata.entry_points(group=BROKER_ROUTES)]
+    """What adds routes to a broker's HTTP side, and knows the policies of replica sets."""
+    return [load(place) for place in metadata.entry_points(group=BROKER_ROUTES)]
 
 
 def load(entry: EntryPoint) -> Any:

@@ -30,7 +30,7 @@ from tops.protocol.messages import (
 from tops.protocol.records import EpochCommitted, LogAppended
 from tops.runtime.config import Limits
 from tops.runtime.edge.guard import Guard
-from tops.runtime.links.link import Link
+from tops.runtime.links.link import Link, Traffic
 from tops.runtime.links.wire import (
     AnyControl,
     Backpressure,
@@ -42,6 +42,7 @@ from tops.runtime.links.wire import (
 from tops.runtime.outbox import Outbox
 from tops.runtime.record_store import RecordStore
 from tops.runtime.timers import Timers
+from tops.runtime.tx_meter import OUTCOMES, REQUESTS, TxMeter
 from tops.security import AuditLog, KeyedBuckets, Kind, Peer
 
 JOURNAL_QUEUE_MAX = 50_000
@@ -71,7 +72,9 @@ class BrokerNode:
         self.name = core.name
         self.rejecting = False  # the journal is full: durable events are rejected
         self.links: dict[NodeId, Link] = {}
-        self.guards: dict[NodeId, Guard] = {}  # of links to sites
+        self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
+        self.former_traffic = Traffic()  # of links that are no more
+        self.meter = TxMeter(core.rendezvous.logs_of)
         self.alarms: list[tuple[float, str, str]] = []
         self.counters = {
             "rejected": 0,
@@ -150,6 +153,8 @@ class BrokerNode:
         if rejection is None and guard is not None and size > UNMEASURED_BYTES_MAX:
             rejection = guard.too_large(message)
         if rejection is None:
+            if type(message) is Envelope and type(message.body) in REQUESTS and message.to.broker == self.name:
+                self.meter.request(message.body, now)
             if not (self.rejecting and self._rejected_when_full(link, message)):
                 self.outbox.put(self.core.receive(link.name, message, now))
         else:
@@ -258,6 +263,8 @@ class BrokerNode:
                 raise InvariantBroken(f"a broker can't perform the effect {effect!r}")
 
     def _send(self, name: NodeId, message: LinkMessage) -> None:
+        if type(message) is Envelope and type(message.body) in OUTCOMES:
+            self.meter.outcome(message.body, _now())
         link = self.links.get(name)
         if link is None:
             self.counters["dropped"] += 1  # the neighbour is disconnected: requests are repeated on a new link
@@ -321,7 +328,9 @@ class BrokerNode:
         if guard is not None:
             self.guards[name] = guard
         if known is not None and ours.session and ours.session == theirs.session:
+            log.info("link resumed", extra={"node": self.name, "peer": str(peer.identity)})
             return known
+        self._remove(name)
         link = self.links[name] = Link(name, peer.incarnation, proposal)
         if peer.identity.kind is not Kind.BROKER:
             link.hold(self.backpressure)
@@ -353,7 +362,19 @@ class BrokerNode:
         self.counters["resets"] += 1
         self.alarm("undecodable", f"the link to broker {link.name} begins a new session: {reason}")
         if self.links.get(link.name) is link:
-            del self.links[link.name]
+            self._remove(link.name)
+
+    def _remove(self, name: NodeId) -> None:
+        link = self.links.pop(name, None)
+        if link is not None:
+            self.former_traffic.add(link.traffic)
+
+    def traffic(self) -> Traffic:
+        """What has passed all links since the start."""
+        passed = Traffic()
+        for traffic in (self.former_traffic, *(link.traffic for link in self.links.values())):
+            passed.add(traffic)
+        return passed
 
     def _too_slow(self, link: Link, why: str) -> None:
         self.counters["slow_readers"] += 1
@@ -372,8 +393,8 @@ class BrokerNode:
         waiting: dict[str, list[Link]] = {}
         for name, guard in list(self.guards.items()):
             link = self.links[name]
-            if link.unacknowledged_s(passed_s) > limits.acknowledge_s and link.connected:
-                self._too_slow(link, f"it acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
+            if link.flow.stalled_s(passed_s) > limits.acknowledge_s and link.connected:
+                self._too_slow(link, f"you acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
             elif link.pending_bytes:
                 waiting.setdefault(guard.accountable, []).append(link)
         held = {identity: sum(link.pending_bytes for link in links) for identity, links in waiting.items()}
@@ -389,7 +410,7 @@ class BrokerNode:
             self._too_slow(waiting[identity].pop(), "over `sites_bytes_max` wait for all sites of this broker")
 
     def _lose(self, link: Link) -> None:
-        del self.links[link.name]
+        self._remove(link.name)
         del self.guards[link.name]
         log.info("site lost", extra={"node": self.name, "site": link.name})
         self.act(self.core.site_lost(link.name, _now()))
@@ -414,10 +435,8 @@ class BrokerNode:
             if not link.connected and link.pending_bytes > self.limits.link_bytes_max:
                 # It is not known when it comes back: it begins a new session then, and does not block the others.
                 self.counters["resets"] += 1
-                self.alarm(
-                    "link-reset", f"{link.name} is unreachable and {link.pending_bytes} bytes for it were dropped"
-                )
-                del self.links[link.name]
+                self.alarm("link-reset", f"{link.name} is away and {link.pending_bytes} bytes for it were dropped")
+                self._remove(link.name)
         backpressure = (
             any(link.connected and link.queued_bytes > limit for link in self.broker_links())
             or self.store.journal.queued > JOURNAL_QUEUE_MAX

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import msgspec
 
 from tops.core.client.site import SiteCore
 from tops.core.participant.participation import SiteOptions
@@ -25,7 +24,6 @@ from tops.model.errors import (
     TopsError,
 )
 from tops.model.ids import NodeId, TxId
-from tops.model.sizes import MESSAGE_BYTES_MAX
 from tops.protocol.effects import (
     Alarm,
     Call,
@@ -40,7 +38,7 @@ from tops.protocol.effects import (
     SetTimer,
     TxEnded,
 )
-from tops.protocol.messages import Event, LinkMessage, TxOutcome, TxSpec, encode_body
+from tops.protocol.messages import Event, LinkMessage, TxOutcome, TxSpec
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import HANDSHAKE_TIMEOUT_S, Self
 from tops.runtime.links.link import Link, exchange_link_hello
@@ -55,10 +53,7 @@ REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not processed; beyond it nothing more is read
 BACKLOG_BYTES_MAX = 64 * 2**20  # received since participants had processed everything; beyond it the same
 BACKLOG_PAUSE_S = 0.01
-BACKLOG_CHECK, BACKLOG_CHECK_BYTES = 64, 2**20  # messages, or bytes, between two checks of it
-TOGETHER_MAX = 1024  # events in one message
-ONE_SHOTS_MAX = 64  # one-shots in one message: as many as an epoch may have
-TOGETHER_BYTES_MAX = MESSAGE_BYTES_MAX // 2
+BACKLOG_LOOK, BACKLOG_LOOK_BYTES = 64, 2**20  # messages, or bytes, between two looks at it
 
 log = logging.getLogger("tops.site")
 
@@ -89,15 +84,10 @@ class SiteNode:
         self._up_since: float | None = None  # when the current or last connection was made
         self._closing = False
         self._problem = ""  # why the last attempt to connect failed
-        self._together: list[tuple[int, dict[str, Any], msgspec.Raw]] = []  # published in this event-loop iteration
-        self._together_type = ""
-        self._together_bytes = 0
-        self._one_shots: list[tuple[int, tuple[Event, ...]]] = []  # requested in this event-loop iteration
-        self._one_shots_spec: TxSpec | None = None
-        self._one_shots_bytes = 0
-        self._taken = 0  # messages since the last check of the backlog
-        self._checked_bytes = 0  # what the link had received at that check
-        self._backlog_bytes = 0  # an upper bound of what was received and is not processed
+        self._gathered = False  # whether something waits for the end of this event-loop iteration
+        self._taken = 0  # messages since the last look at the backlog
+        self._looked_bytes = 0  # what the link had received at that look
+        self._backlog_bytes = 0  # at most so much of what was received has not been got to
 
     @property
     def core(self) -> SiteCore:
@@ -108,42 +98,31 @@ class SiteNode:
     # ------------------------------------------------------------------------------------------------------ requests
 
     def act(self, effects: list[Effect]) -> None:
-        """Carry out effects of the machine, behind the events that were published before."""
-        if self._together:
-            self._publish_together()
-        if self._one_shots:
-            self._execute_together()
+        """Carry out what the machine wants, behind what the application handed over before."""
+        if self._gathered:
+            self._send_gathered()
         self.outbox.put(effects)
 
     def publish_soon(self, event_type: str, body: dict[str, Any], request: int) -> None:
-        """Publish an ordinary event, with the request that waits for its confirmation (0: none). Events of one
-        event-loop iteration travel together."""
-        encoded = encode_body(body)
-        if len(encoded) > TOGETHER_BYTES_MAX:
-            raise ProtocolError(f"an event of {len(encoded)} bytes is over the limit of {TOGETHER_BYTES_MAX}: split it")
-        together = self._together
-        if not together:
-            self._loop.call_soon(self._publish_together)
-        elif (
-            event_type != self._together_type
-            or len(together) >= TOGETHER_MAX
-            or self._together_bytes + len(encoded) > TOGETHER_BYTES_MAX
-        ):
-            self._publish_together()
-        self._together_type = event_type
-        self._together.append((request, body, msgspec.Raw(encoded)))
-        self._together_bytes += len(encoded)
+        """An ordinary event, with the request that waits for its confirmation (0: none does). Those of one event-loop
+        iteration travel together."""
+        self._gather(self.core.gathering.add_event(request, event_type, body))
 
-    def _publish_together(self) -> None:
-        if not self._together:
+    def _gather(self, effects: list[Effect]) -> None:
+        """Something was added to what travels together; the effects are for what was added before it."""
+        if not self._gathered:
+            self._gathered = True
+            self._loop.call_soon(self._send_gathered)
+        if effects:
+            self.outbox.put(effects)
+
+    def _send_gathered(self) -> None:
+        if not self._gathered:
             return
-        together, self._together, self._together_bytes = self._together, [], 0
-        if together[0][0]:
-            self.outbox.put(self.core.publish_confirmed(self._together_type, together))
-        else:
-            bodies = tuple(encoded for _, _, encoded in together)
-            self.outbox.put(self.core.publish_all(self._together_type, bodies))
-        self._send_now()
+        self._gathered = False
+        self.outbox.put(self.core.gathering.send())
+        if self.link is not None:
+            self.link.send_now()  # it need not wait for the end of the next iteration as well
 
     async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
         """Publish an event of a durable type; returns its index when it is on disk."""
@@ -157,37 +136,14 @@ class SiteNode:
             self._responses.pop(request, None)
 
     def execute(self, spec: TxSpec, events: tuple[Event, ...], size: int) -> "asyncio.Future[TxOutcome]":
-        """Run a one-shot with so many bytes of events; those of one kind and one event-loop iteration travel together.
+        """A one-shot with so many bytes of events; those of one kind and one event-loop iteration travel together.
 
-        To cancel the future does not cancel the transaction: it continues, and its outcome is dropped."""
-        together = self._one_shots
-        if not together:
-            self._loop.call_soon(self._execute_together)
-        elif (
-            (spec is not self._one_shots_spec and spec != self._one_shots_spec)
-            or len(together) >= ONE_SHOTS_MAX
-            or self._one_shots_bytes + size > TOGETHER_BYTES_MAX
-        ):
-            self._execute_together()
+        A caller that stops waiting does not stop the transaction."""
         request = self.next_request()
         response: asyncio.Future[TxOutcome] = self._loop.create_future()
         self._responses[request] = response
-        self._one_shots_spec = spec
-        self._one_shots.append((request, events))
-        self._one_shots_bytes += size
+        self._gather(self.core.gathering.add_one_shot(request, spec, events, size))
         return response
-
-    def _execute_together(self) -> None:
-        together, spec = self._one_shots, self._one_shots_spec
-        if together and spec is not None:
-            self._one_shots, self._one_shots_bytes = [], 0
-            self.outbox.put(self.core.execute_all(spec, together))
-            self._send_now()
-
-    def _send_now(self) -> None:
-        """Send what was gathered in this event-loop iteration without waiting for the next one."""
-        if self.link is not None:
-            self.link.send_now()
 
     def next_request(self) -> int:
         self._requests += 1
@@ -278,15 +234,15 @@ class SiteNode:
         for message in messages:
             put(core.receive(message, now))
         self._taken += len(messages)
-        if self._taken >= BACKLOG_CHECK or link.received_bytes - self._checked_bytes >= BACKLOG_CHECK_BYTES:
+        if self._taken >= BACKLOG_LOOK or link.traffic.received_bytes - self._looked_bytes >= BACKLOG_LOOK_BYTES:
             return self.pause(link)
         return 0.0
 
     def pause(self, link: Link) -> float:
         """For how long nothing more should be read, because the participants' backlog is too large."""
         self._taken = 0
-        self._backlog_bytes += link.received_bytes - self._checked_bytes
-        self._checked_bytes = link.received_bytes
+        self._backlog_bytes += link.traffic.received_bytes - self._looked_bytes
+        self._looked_bytes = link.traffic.received_bytes
         backlog = max([driver.backlog for driver in self.drivers.values()], default=0)
         if not backlog:
             self._backlog_bytes = 0
@@ -346,7 +302,7 @@ class SiteNode:
             except (NotAuthenticated, ConfigError) as error:
                 self._report(url, error)
             except (TopsError, aiohttp.ClientError, ConnectionError, OSError, RuntimeError, TimeoutError) as error:
-                self._problem = str(error)
+                self._problem = str(error) or type(error).__name__  # a time-out has no text
                 log.info("no link", extra={"node": self.name, "url": url, "reason": self._problem})
             if self._up_since is not None and time.monotonic() - self._up_since > REDIAL_MAX_S:
                 pause_s = REDIAL_FIRST_S  # the connection was up: try the same broker first
@@ -384,6 +340,7 @@ class SiteNode:
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
         self._up_since = time.monotonic()
+        log.info("linked", extra={"node": self.name, "broker": link.name, "former_problem": self._problem})
         await link.serve(socket, received, self)
         if link.parted:
             log.warning("the broker closed the link", extra={"node": self.name, "reason": link.parted})

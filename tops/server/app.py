@@ -24,12 +24,17 @@ class BrokerPages:
     """The HTTP pages of one broker."""
 
     def __init__(
-        self, node: BrokerNode, connections: Connections, retainer: Retainer, ready: Callable[[], bool]
+        self,
+        node: BrokerNode,
+        connections: Connections,
+        retainer: Retainer,
+        collector: NodeCollector,
+        ready: Callable[[], bool],
     ) -> None:
         self._node, self._connections, self._ready = node, connections, ready
         self._views = Views(node, retainer)
         self._registry = CollectorRegistry()
-        self._registry.register(NodeCollector(node, connections, retainer))
+        self._registry.register(collector)
 
     def health_routes(self, gate: Gate) -> Routes:
         """Only health, readiness and metrics."""

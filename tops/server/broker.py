@@ -10,7 +10,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from time import time
+from time import monotonic, time
 
 from aiohttp import web
 
@@ -37,6 +37,8 @@ from tops.security import AuditLog, ConnectionBudget, Kind, check_private_folder
 from tops.server.app import BrokerPages
 from tops.server.connections import Connections, connection_budget
 from tops.server.listener import BoundedSite, admit_identified
+from tops.server.log_age import LogAges
+from tops.server.metrics import NodeCollector, PolicyOf
 from tops.server.retention import Retainer
 
 WATCH_S = 0.05
@@ -58,10 +60,13 @@ class Broker:
         *,
         predicates: Mapping[str, Predicate] | None = None,
         extend: Extend | None = None,
+        policy_of: PolicyOf | None = None,
     ) -> None:
-        """`extend` adds routes of other layers to the broker's HTTP side, each with its right."""
+        """`extend` adds routes of other layers to the broker's HTTP side, each with the right that it needs;
+        `policy_of` is a label of the metrics of replica sets."""
         self.config, self.table = config, config.broker_named(name)
         self._predicates, self._extend = predicates, extend
+        self._policy_of = policy_of or (lambda _: "")
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
         self._open = AsyncExitStack()  # closes what was opened so far, the last one first
@@ -72,6 +77,7 @@ class Broker:
         self.connections: Connections
         self.routes: Routes
         self.retainer: Retainer
+        self.ages: LogAges
 
     @classmethod
     @asynccontextmanager
@@ -82,9 +88,10 @@ class Broker:
         *,
         predicates: Mapping[str, Predicate] | None = None,
         extend: Extend | None = None,
+        policy_of: PolicyOf | None = None,
     ) -> AsyncIterator["Broker"]:
         """A started broker, stopped on leaving."""
-        broker = cls(config, name, predicates=predicates, extend=extend)
+        broker = cls(config, name, predicates=predicates, extend=extend, policy_of=policy_of)
         await broker.start()
         try:
             yield broker
@@ -140,6 +147,7 @@ class Broker:
             core.recover(record)
         self.retainer = Retainer(self.node, table.retention)
         self.retainer.recovered()
+        self.ages = LogAges(core.rendezvous.logs)
         self.node.act(core.recovered(asyncio.get_running_loop().time()))
         self.connections = Connections(self.node, own, config.permissions())
         # Connections end before the servers that accepted them, which would wait for them otherwise.
@@ -166,7 +174,8 @@ class Broker:
 
     async def _listen(self, own: Self) -> None:
         table, permissions = self.table, self.connections.permissions
-        pages = BrokerPages(self.node, self.connections, self.retainer, lambda: self.ready)
+        collector = NodeCollector(self.node, self.connections, self.retainer, self.ages, self._policy_of)
+        pages = BrokerPages(self.node, self.connections, self.retainer, collector, lambda: self.ready)
         authenticate, login = self._authentication(own)
         names = Names(table.addresses, hosts=table.hosts, origins=table.origins)
         gate = Gate(names, permissions, authenticate, self.connections.rejected)
@@ -216,6 +225,7 @@ class Broker:
         while True:
             await asyncio.sleep(WATCH_S)
             self.node.watch()
+            self.ages.look(monotonic())
             await self.retainer.step()
 
     async def _follow_keys(self) -> None:

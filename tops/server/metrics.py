@@ -1,85 +1,90 @@
-"""A broker's metrics for Prometheus, computed at each scrape: they cost nothing on the path of an event."""
+"""A broker's metrics for Prometheus, read when they are asked for: nothing is added to the path of an event."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from tops.core.commit.epochs import Stage
+from tops.model.event_types import set_of_log
 from tops.runtime.broker_node import BrokerNode
+from tops.runtime.tx_meter import TxMeter
 from tops.server.connections import Connections
+from tops.server.log_age import LogAges
 from tops.server.retention import JournalSpace, Retainer
 
-COUNTERS = {  # help texts of the node's counters, since the start of the process
-    "rejected": "Number of messages and connections that were rejected.",
-    "over_quota": "Number of messages that were rejected because of a quota.",
-    "sender_mismatches": "Number of messages that were rejected because their content did not fit their sender.",
-    "dropped": "Number of messages that were dropped because their neighbour was disconnected.",
-    "slow_readers": "Number of sites that were disconnected because they read too slowly.",
-    "followers_dropped": "Number of durable subscriptions that were dropped because too much was retained for them.",
-    "alarms": "Number of alarms.",
-    "decisions": "Number of commit decisions.",
-    "resets": "Number of link sessions with brokers that were reset.",
+# The name and the help text of each counter of `BrokerNode.counters`.
+COUNTERS: Final = {
+    "rejected": ("tops_rejected_messages", "Number of messages of sites that were rejected."),
+    "over_quota": ("tops_over_quota", "Number of messages that were rejected because of a quota."),
+    "sender_mismatches": ("tops_sender_mismatches", "Number of messages that spoke for another member."),
+    "dropped": ("tops_dropped_messages", "Number of messages dropped because their receiver was gone."),
+    "slow_readers": ("tops_slow_readers", "Number of sites disconnected because they read too slowly."),
+    "followers_dropped": ("tops_followers_dropped", "Number of durable subscriptions dropped for their size."),
+    "alarms": ("tops_alarms", "Number of alarms."),
+    "decisions": ("tops_decisions", "Number of commits that were journaled; an epoch counts as one."),
+    "resets": ("tops_link_resets", "Number of links to brokers that began a new session because of a failure."),
 }
+PolicyOf = Callable[[str], str]  # the policy of a replica set by the set's name; empty if it is not known
 
 
 class NodeCollector:
     """Collects the metrics of one broker."""
 
-    def __init__(self, node: BrokerNode, connections: Connections, retainer: Retainer) -> None:
+    def __init__(
+        self, node: BrokerNode, connections: Connections, retainer: Retainer, ages: LogAges, policy_of: PolicyOf
+    ) -> None:
         self.node, self.connections, self.retainer = node, connections, retainer
+        self._ages, self._policy_of = ages, policy_of
 
     def collect(self) -> Iterator[Metric]:
         yield from self._links()
         yield from self._transactions()
+        yield from self._logs()
+        yield from write_metrics(self.node.meter, self._policy_of)
         yield from self._journal()
-        for name, value in self.node.counters.items():
-            yield CounterMetricFamily(f"tops_{name}", COUNTERS[name], value=value)
+        for key, value in self.node.counters.items():
+            name, text = COUNTERS[key]
+            yield _counter(name, text, value)
         yield _gauge(
             "tops_backpressure", "Whether publishers have to wait (1) or not (0).", int(self.node.backpressure)
         )
         yield _gauge("tops_effects_waiting", "Number of effects that wait for the disk.", len(self.node.outbox))
-        yield _gauge(
-            "tops_connections_unauthenticated",
-            "Number of connections that are not authenticated yet.",
-            self.connections.budget.waiting,
-        )
+        waiting = self.connections.budget.waiting
+        yield _gauge("tops_connections_unauthenticated", "Number of connections in their handshake.", waiting)
 
         if (keys := self.connections.own.keys) is not None:
             ends = keys.credentials.not_after.timestamp()
-            yield _gauge(
-                "tops_certificate_expiry_timestamp_seconds",
-                "Time when this broker's certificate expires, in seconds since 1970.",
-                ends,
-            )
+            text = "Time at which this broker's certificate ends, in seconds since 1970."
+            yield _gauge("tops_certificate_expiry_timestamp_seconds", text, ends)
 
     def _links(self) -> Iterator[Metric]:
         sites = self.node.guards
-        connected = GaugeMetricFamily("tops_links", "Number of connected links.", labels=["kind"])
+        connected = GaugeMetricFamily("tops_links", "Number of links that are connected.", labels=["kind"])
         connected.add_metric(["site"], sum(self.node.links[s].connected for s in sites if s in self.node.links))
         connected.add_metric(["broker"], sum(link.connected for link in self.node.broker_links()))
         yield connected
-        links = list(self.node.links.values())
-        pending = sum(link.pending_bytes for link in links)
-        yield _gauge("tops_queued_bytes", "Number of bytes that are queued or unacknowledged, for all links.", pending)
+        held = sum(link.pending_bytes for link in self.node.links.values())
+        yield _gauge("tops_queued_bytes", "Number of bytes held for neighbours.", held)
         neighbours = GaugeMetricFamily(
-            "tops_link_up", "Whether a configured link is up (1) or not (0).", labels=["broker"]
+            "tops_link_up", "Whether a configured link is connected (1) or not (0).", labels=["broker"]
         )
         for name in self.node.core.topology.neighbours[self.node.name]:
             link = self.node.links.get(name)
             neighbours.add_metric([name], int(link is not None and link.connected))
         yield neighbours
-        received, sent = sum(x.received_messages for x in links), sum(x.sent_messages for x in links)
-        yield _gauge("tops_messages_received", "Number of messages received on current links.", received)
-        yield _gauge("tops_messages_sent", "Number of messages sent on current links.", sent)
-        received, sent = sum(x.received_bytes for x in links), sum(x.sent_bytes for x in links)
-        yield _gauge("tops_bytes_received", "Number of bytes received on current links.", received)
-        yield _gauge("tops_bytes_sent", "Number of bytes sent on current links.", sent)
+        passed = self.node.traffic()
+        yield _counter("tops_received_messages", "Number of messages received.", passed.received_messages)
+        yield _counter("tops_sent_messages", "Number of messages sent.", passed.sent_messages)
+        yield _counter("tops_received_bytes", "Number of bytes received.", passed.received_bytes)
+        yield _counter("tops_sent_bytes", "Number of bytes sent.", passed.sent_bytes)
         count = sum(len(site.subscriptions) for site in self.node.core.edge.sites.values())
-        yield _gauge("tops_subscriptions", "Number of subscriptions of connected sites.", count)
+        yield _gauge("tops_subscriptions", "Number of subscriptions of the sites at this broker.", count)
 
     def _transactions(self) -> Iterator[Metric]:
         rendezvous = self.node.core.rendezvous
-        states = GaugeMetricFamily("tops_transactions", "Number of open transactions, by state.", labels=["state"])
+        states = GaugeMetricFamily("tops_transactions", "Number of transactions under way, by state.", labels=["state"])
         found: dict[str, int] = {"local": len(rendezvous.relays)}
         for coordinator in rendezvous.coordinators.values():
             found[coordinator.state.value] = found.get(coordinator.state.value, 0) + 1
@@ -90,39 +95,72 @@ class NodeCollector:
         yield states
         in_flight = [e for x in rendezvous.epochs.values() for e in x.in_flight.values()]
         doubt = sum(len(e.members) for e in in_flight if e.stage is Stage.VOTING and e.votes)
-        text = "Number of undecided transactions that a participant has prepared."
-        yield _gauge("tops_transactions_in_doubt", text, doubt)
-        unfinished = sum(len(x.decided) for x in rendezvous.epochs.values())
-        text = "Number of decided epochs that not all participants have finished."
-        yield _gauge("tops_epochs_unfinished", text, unfinished)
-        last = GaugeMetricFamily("tops_log_last_number", "Last index of each log.", labels=["event_type"])
-        lag = GaugeMetricFamily(
-            "tops_subscription_lag",
-            "Number of entries that a durable subscriber has not acknowledged.",
-            labels=["event_type", "name"],
+        yield _gauge(
+            "tops_transactions_in_doubt", "Number of transactions that are prepared somewhere and undecided.", doubt
         )
-        for name, log in rendezvous.logs.items():
+        unfinished = sum(len(x.decided) for x in rendezvous.epochs.values())
+        text = "Number of decided epochs that not every committing participant has confirmed."
+        yield _gauge("tops_epochs_unfinished", text, unfinished)
+
+    def _logs(self) -> Iterator[Metric]:
+        last = GaugeMetricFamily("tops_log_last_index", "Last index of each log.", labels=["event_type"])
+        labels = ["event_type", "name"]
+        entries = GaugeMetricFamily(
+            "tops_subscription_lag_entries", "Number of entries that a durable subscriber has not taken.", labels=labels
+        )
+        seconds = GaugeMetricFamily(
+            "tops_subscription_lag_seconds",
+            "Age of the oldest entry that a durable subscriber has not taken, in seconds.",
+            labels=labels,
+        )
+        now = time.monotonic()
+        for name, log in self.node.core.rendezvous.logs.items():
             last.add_metric([name], log.last_number)
             for feed in log.subscribers:
-                lag.add_metric([name, feed.key], log.last_number - feed.position)
-        yield last
-        yield lag
+                entries.add_metric([name, feed.key], log.last_number - feed.position)
+                seconds.add_metric([name, feed.key], self._ages.lag_s(name, feed.position, now))
+        yield from (last, entries, seconds)
 
     def _journal(self) -> Iterator[Metric]:
         journal = self.node.store.journal
         statistics = journal.statistics
         yield _gauge("tops_journal_bytes", "Size of the journal on disk in bytes.", journal.size_bytes)
-        yield _gauge("tops_journal_queued", "Number of records that wait for the writer.", journal.queued)
-        yield CounterMetricFamily("tops_journal_records", "Number of written records.", value=statistics.records)
-        yield CounterMetricFamily("tops_journal_fsyncs", "Number of syncs of the journal.", value=statistics.fsyncs)
-        text = "Duration of the last sync in seconds."
-        yield _gauge("tops_journal_last_fsync_seconds", text, statistics.last_fsync_s)
-        yield _gauge(
-            "tops_journal_full",
-            "Whether the journal is over its size with nothing to truncate (1) or not (0).",
-            int(self.retainer.space is JournalSpace.FULL),
-        )
+        yield _gauge("tops_journal_queued_records", "Number of records that wait for the disk.", journal.queued)
+        yield _counter("tops_journal_records", "Number of records written.", statistics.records)
+        yield _counter("tops_journal_fsyncs", "Number of syncs of the journal.", statistics.fsyncs)
+        last_s = statistics.last_fsync_s
+        yield _gauge("tops_journal_last_fsync_seconds", "Duration of the last sync in seconds.", last_s)
+        full = int(self.retainer.space is JournalSpace.FULL)
+        yield _gauge("tops_journal_full", "Whether the journal is over its size and nothing can be dropped.", full)
+
+
+def write_metrics(meter: TxMeter, policy_of: PolicyOf) -> Sequence[Metric]:
+    """Writes of the replica sets whose log this broker coordinates. What a replica commits before it publishes counts
+    as one when it is published; the agent's own metrics have each such write."""
+    ended = CounterMetricFamily(
+        "tops_coordinated_writes",
+        "Number of transactions of a replica set that its coordinator has ended, by outcome and code of the rejection.",
+        labels=["replica_set", "policy", "outcome", "code"],
+    )
+    latency = HistogramMetricFamily(
+        "tops_coordinated_write_latency_seconds",
+        "Duration from a write's arrival at the coordinator to its outcome, in seconds.",
+        labels=["replica_set", "policy"],
+    )
+    policies: dict[str, str] = {}
+    for family, histogram in meter.latency.items():
+        if name := set_of_log(family):
+            policies[name] = policy_of(name)
+            latency.add_metric([name, policies[name]], histogram.buckets(), histogram.sum_s)
+    for (family, outcome, code), count in meter.ended.items():
+        if name := set_of_log(family):
+            ended.add_metric([name, policies[name], outcome, code], count)
+    return ended, latency
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, value=value)

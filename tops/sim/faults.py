@@ -37,10 +37,12 @@ class Faults(msgspec.Struct, frozen=True):
     power_loss: float = 0.04  # everything at once
     crash_at_effect: float = 0.0006  # chance that a node crashes just before it carries out an effect
     slow_disk: float = 0.05  # chance that a record takes long to reach a broker's disk
-    crash_at_write: float = 0.015  # chance that a broker crashes while a record is being written
-    crash_after_write: float = 0.01  # chance that it crashes shortly after, while messages about it are under way
-    move: float = 0.2  # a site moves to another broker without a broken connection
-    resubscribe: float = 0.2  # a site ends a subscription and subscribes again
+    crash_at_write: float = 0.015  # chance that a broker crashes while a record is on its way to the disk
+    crash_after_write: float = 0.01  # chance that it crashes shortly after: others are just hearing of it
+    move: float = 0.2  # a site goes to another broker without being cut off
+    gathering: float = 0.3  # chance that sites gather events that they publish at one moment, as the library does
+    narrow_windows: float = 0.2  # chance that a run's links take a few messages in flight at most
+    resubscribe: float = 0.2  # a site ends a subscription and asks for it again
     restore_journal: float = 0.0  # a broker comes back with an earlier copy of its journal
     restore_database: float = 0.0  # a replica comes back with an earlier copy of its database
 
@@ -65,6 +67,8 @@ class Faults(msgspec.Struct, frozen=True):
             crash_at_write=0,
             crash_after_write=0,
             move=0,
+            gathering=0,
+            narrow_windows=0,
             resubscribe=0,
         )
 

@@ -5,11 +5,13 @@ unreachable for longer than the grace period.
 """
 
 from math import log
+from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from tops.core.link.session import Frame, LinkSession
+from tops.core.link.flow import Acknowledge, FlowLimits, LinkFlow
+from tops.core.link.session import Frame
 from tops.model.ids import NodeId
 from tops.protocol.messages import Envelope, LinkMessage, Sender
 from tops.sim.nodes import SimBroker, SimNode, SimSite
@@ -19,17 +21,20 @@ if TYPE_CHECKING:
 
 Pair = tuple[NodeId, NodeId]
 SITE_ROLE = "writer"
+MESSAGE_BYTES = 1  # what a message counts in a window; a frame carries one, so that each has a latency of its own
+ACKNOWLEDGE_AFTER_S = 0.2
 
 
 class End(msgspec.Struct):
     """One end of a link, in the memory of the node that owns it."""
 
     node: SimNode
-    session: LinkSession
+    flow: LinkFlow
     peer_incarnation: int
     connection: int = 0  # the number of the connection that is up
     late_delivery: int = 0  # the connection on which messages of a crashed peer still arrive
     last_arrival: float = 0.0
+    acknowledging: bool = False  # an acknowledgement is due soon
 
 
 class Network:
@@ -42,6 +47,10 @@ class Network:
         self.blocked: set[Pair] = set()  # sorted pairs that can't connect: partitions
         self.homes: dict[NodeId, NodeId] = {}  # site -> its broker
         self._count = 0
+        windows = Random(f"{world.seed} windows")  # apart from the rest: a run with wide windows is not changed by it
+        self._narrow = windows.random() < world.faults.narrow_windows
+        window_bytes = windows.randint(4, 32) if self._narrow else FlowLimits().window_bytes
+        self._limits = FlowLimits(window_bytes, MESSAGE_BYTES, acknowledge_bytes=window_bytes // 4)
 
     # ---------------------------------------------------------------------------------------------------- connections
 
@@ -137,8 +146,8 @@ class Network:
             self._resume(a, b, mine, theirs)
             self._resume(b, a, theirs, mine)
             return
-        self.ends[a, b] = End(one, LinkSession(), other.incarnation, self._count)
-        self.ends[b, a] = End(other, LinkSession(), one.incarnation, self._count)
+        self.ends[a, b] = End(one, LinkFlow(self._limits), other.incarnation, self._count)
+        self.ends[b, a] = End(other, LinkFlow(self._limits), one.incarnation, self._count)
         self._greet(a, b)
         self._greet(b, a)
 
@@ -161,7 +170,8 @@ class Network:
             node.act(node.core.broker_up, peer, peer_incarnation, now)
 
     def _resume(self, owner: NodeId, peer: NodeId, mine: End, theirs: End) -> None:
-        for frame in mine.session.resume(theirs.session.received):
+        mine.flow.connected(theirs.flow.session.received)
+        while (frame := mine.flow.next_frame()) is not None:
             self._transmit(owner, peer, mine, frame)
             if self.world.rng.random() < self.world.faults.duplicate:
                 self._transmit(owner, peer, mine, frame)
@@ -174,11 +184,15 @@ class Network:
             return  # the peer is disconnected: requests are repeated
         what = message.body if type(message) is Envelope else message
         self.world.trace.add(self.world.clock.now, owner, type(what).__name__, message, peer)
-        self._transmit(owner, peer, end, end.session.pack((message,)))
+        end.flow.queue(message, MESSAGE_BYTES)
+        self._transmit_queued(owner, peer, end)
+
+    def _transmit_queued(self, owner: NodeId, peer: NodeId, end: End) -> None:
+        """As much as the window takes; without a connection everything stays queued."""
+        while end.connection and (frame := end.flow.next_frame()) is not None:
+            self._transmit(owner, peer, end, frame)
 
     def _transmit(self, owner: NodeId, peer: NodeId, end: End, frame: Frame) -> None:
-        if not end.connection:
-            return  # kept by the session until there is a connection
         world = self.world
         arrival = world.clock.now - log(1.0 - world.rng.random()) * world.faults.latency_s
         if arrival < end.last_arrival:
@@ -191,11 +205,24 @@ class Network:
         if end is None or (end.connection != connection and end.late_delivery != connection):
             return
         node = end.node
-        for message in end.session.unpack(frame):
+        end.flow.confirm(frame.received)
+        for message in end.flow.session.unpack(frame):
             node.receive(owner, message)
-        acknowledgement = end.session.acknowledgement()
-        if acknowledgement is not None:
-            self._transmit(peer, owner, end, acknowledgement)
+        if frame.number:
+            due = end.flow.received(MESSAGE_BYTES)
+            if due is Acknowledge.NOW:
+                end.flow.acknowledge()
+            elif due is Acknowledge.SOON and self._narrow and not end.acknowledging:
+                # In a wide window nothing ever waits for this one.
+                end.acknowledging = True
+                self.world.clock.after(ACKNOWLEDGE_AFTER_S, self._acknowledge, peer, owner, end)
+        self._transmit_queued(peer, owner, end)
+
+    def _acknowledge(self, owner: NodeId, peer: NodeId, end: End) -> None:
+        end.acknowledging = False
+        if self.ends.get((owner, peer)) is end and end.flow.owes_acknowledgement:
+            end.flow.acknowledge()
+            self._transmit_queued(owner, peer, end)
 
     # ------------------------------------------------------------------------------------------------------ partitions
 

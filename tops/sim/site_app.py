@@ -17,6 +17,7 @@ from tops.protocol.effects import (
     ApplyEntries,
     Call,
     CommitTxCall,
+    CompleteRequest,
     DropMemo,
     Effect,
     FinishBatch,
@@ -159,6 +160,29 @@ class SiteApp:
         request = self._last_request
         self._requests[request] = script
         self.site.act(make, request)
+
+    def publish(self, request: int, event: Event) -> list[Effect]:
+        """One event in a message of its own."""
+        return self.site.core.publish(request, event)
+
+    def gather_event(self, request: int, event: Event) -> list[Effect]:
+        """As the client library publishes: what is published at one moment travels together. For an event of a type
+        that is not durable nothing is waited for."""
+        core = self.site.core
+        if event.type not in core.advertised:
+            return core.publish(request, event)  # rejects it
+        whole = core.types.whole(event.type)
+        whole.check(event.body)
+        if core.gathering.is_empty:
+            incarnation = self.site.incarnation
+            self.world.clock.after(0, self._send_gathered, incarnation)
+        if whole.durable:
+            return core.gathering.add_event(request, event.type, event.body)
+        return [*core.gathering.add_event(0, event.type, event.body), CompleteRequest(request)]
+
+    def _send_gathered(self, incarnation: int) -> None:
+        if self.site.up and self.site.incarnation == incarnation:
+            self.site.act(lambda: self.site.core.gathering.send())
 
     def open_requests(self) -> int:
         """Number of requests of scripts without a response."""

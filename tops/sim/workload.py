@@ -90,7 +90,8 @@ class Workload:
         """Ordinary events, of durable types too."""
         for _ in range(self.world.rng.randint(1, 3)):
             event = self.event(self._one_of(app, "plain", "plain.child", "other", "other.child", "log", "set"))
-            number = yield lambda request, event=event: app.site.core.publish(request, event)  # type: ignore[misc]
+            publish = app.gather_event if self.world.gathers else app.publish
+            number = yield lambda request, event=event, publish=publish: publish(request, event)  # type: ignore[misc]
             if event.type in ("log", "set"):
                 self.world.history.confirmed.setdefault(event.type, []).append((number or 0, event.body["mark"]))
 
@@ -272,6 +273,9 @@ class Workload:
             self.world.history.outcomes.setdefault(chosen.tx, set()).add(outcome.outcome.value)
 
 
+BODY_BYTES = 100  # about what an event of the workload takes
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """A one-shot that waits for its bundle."""
 
@@ -293,7 +297,10 @@ class OneShotBundle:
             return []
         core = app.site.core
         before = set(core.transactions)
-        effects = core.execute_all(spec, [(w.request, w.events) for w in self._wanted])
+        effects: list[Effect] = []
+        for each in self._wanted:
+            effects += core.gathering.add_one_shot(each.request, spec, each.events, BODY_BYTES * len(each.events))
+        effects += core.gathering.send()
         for each, tx in zip(self._wanted, [tx for tx in core.transactions if tx not in before], strict=False):
             each.begun(tx)
         return effects

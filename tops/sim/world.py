@@ -49,7 +49,9 @@ class World:
         self.alarms: list[tuple[str, str, str]] = []
         self.predicates: dict[str, Predicate] = {}
         self.site_grace_s = 0.5
-        # Random clusters sometimes have small limits; scripted ones always have large ones.
+        # Apart from the rest, so that a run in which sites do not gather is not changed by the question.
+        self.gathers = Random(f"{seed} gathers").random() < self.faults.gathering
+        # Random clusters have small limits now and then; scripted ones always have roomy ones.
         limits = Random(seed)
 
         def limit(*values: int) -> int:

@@ -31,7 +31,7 @@ from adapters.postgres.origin.giving_way import Yielded, giving_way
 from adapters.postgres.origin.images import Image, Key, images_of, one_spelling
 from adapters.postgres.origin.outcomes import Captured, Executed, Interrupted, Rejected
 from adapters.postgres.origin.resolve import Request, Resolver
-from adapters.postgres.origin.session import CLEAN, OriginSession
+from adapters.postgres.origin.session import CLEAN, ForbiddenByRule, OriginSession
 from adapters.postgres.origin.slots import Slots
 from adapters.postgres.origin.write_set import Images, State, changes_between
 from adapters.postgres.sql.catalog import Table, find_table
@@ -356,6 +356,8 @@ class _Chain:
         table = await self._table(change.table)
         try:
             return await self._session.change(change, table), ()
+        except ForbiddenByRule:
+            raise  # by the rules of now: nothing more can be asked in this transaction
         except InvalidChange as error:
             if table.stamp != (await find_table(self._session.connection, change.table)).stamp:
                 raise _TableChanged from error

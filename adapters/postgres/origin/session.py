@@ -31,6 +31,10 @@ _TRUNCATE = (
     "TRUNCATE takes rows away without naming them, so that other replicas could not follow: use DELETE FROM, or "
     "TRUNCATE every database while the set is stopped"
 )
+_RULES = (
+    "table {table!r} has a rule with which PostgreSQL carries out no row change ({reason}): send the change as a "
+    "statement, or drop the rule and do its work with a trigger or in the application"
+)
 _KEPT_MAX = 200
 _FORGET_ENDED = """
 delete from tops.sessions s
@@ -41,6 +45,10 @@ insert into tops.sessions (pid, backend_start)
 select pid, backend_start from pg_stat_activity where pid = $1
     on conflict (pid) do update set backend_start = excluded.backend_start
 """
+
+
+class ForbiddenByRule(InvalidChange):
+    """A rule of the table stands in the way of a row change; the transaction has failed."""
 
 
 class MemberResult(NamedTuple):
@@ -203,7 +211,11 @@ class OriginSession:
         else:
             check(change, table)
         sql = row_change_sql(change, table)
-        prepared = await self._statement(sql.text)
+        try:
+            prepared = await self._statement(sql.text)
+        except asyncpg.FeatureNotSupportedError as error:
+            # PostgreSQL rewrites by the table's rules here, and what is rewritten can't tell how many rows it affects.
+            raise ForbiddenByRule(_RULES.format(table=change.table, reason=error)) from error
         step = Step(traits_of(change, shape_of(change), table, {}), [change], [0])
         self._rows.clear()
         await self.connection.execute(Call(prepared.get_name(), sql.parts, sql.counted).text(step, TELL))

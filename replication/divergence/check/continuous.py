@@ -42,25 +42,17 @@ class Metrics:
     converged: Histogram = field(init=False)
 
     def __post_init__(self) -> None:
-        labels = ("set", "replica")
-        self.divergent = Gauge(
-            "tops_divergence_rows", "rows that differ from the other replicas now", labels, registry=self.registry
-        )
-        self.oldest = Gauge(
-            "tops_divergence_oldest_seconds", "how long the oldest of them has differed", labels, registry=self.registry
-        )
-        self.alert = Gauge(
-            "tops_divergence_stays",
-            "1 while a replica differs longer than allowed",
-            labels,
-            registry=self.registry,
-        )
-        self.compared = Counter(
-            "tops_divergence_compared_rows", "written rows that were compared", ("set",), registry=self.registry
-        )
-        self.converged = Histogram(
-            "tops_divergence_converge_seconds", "from a row's write seen to equal", ("set",), registry=self.registry
-        )
+        of_set, of_replica, registry = ("set",), ("set", "replica"), self.registry
+        text = "Number of rows that differ from the other replicas."
+        self.divergent = Gauge("tops_divergence_rows", text, of_replica, registry=registry)
+        text = "Age of the oldest difference in seconds."
+        self.oldest = Gauge("tops_divergence_oldest_seconds", text, of_replica, registry=registry)
+        text = "Whether a replica differs for longer than allowed (1) or not (0)."
+        self.alert = Gauge("tops_divergence_stays", text, of_replica, registry=registry)
+        text = "Number of written rows that were compared."
+        self.compared = Counter("tops_divergence_compared_rows", text, of_set, registry=registry)
+        text = "Duration from a write of a row until all replicas have it, in seconds."
+        self.converged = Histogram("tops_divergence_converge_seconds", text, of_set, registry=registry)
 
 
 @dataclass(slots=True)

@@ -262,7 +262,9 @@ class ReplicaParticipant(BatchParticipant):
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_MAX_S)
                 continue
-            self.last_error = ""
+            if self.last_error:
+                log.info("apply goes on", extra={"replica": self.site, "former_problem": self.last_error})
+                self.last_error = ""
             if waited and done.position >= part[-1].number:
                 await self._at_barriers(waited)
             self._reach(done.position)

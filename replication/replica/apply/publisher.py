@@ -109,7 +109,9 @@ class OutboxPublisher:
             self._work.clear()
             try:
                 await self._publish_all()
-                self.problem = ""
+                if self.problem:
+                    log.info("publishing goes on", extra={"former_problem": self.problem})
+                    self.problem = ""
             except TopsError as error:
                 self.problem = str(error)
                 log.warning("publishing is tried again", extra={"reason": self.problem})

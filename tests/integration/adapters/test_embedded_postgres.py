@@ -6,8 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import asyncpg
@@ -15,6 +13,7 @@ import psutil
 import pytest
 
 from adapters import EmbeddedPostgres
+from tests.support.polling import eventually_blocking
 from tops.model.errors import ConfigError, NotReachable
 
 OWNER = """
@@ -24,13 +23,6 @@ server = EmbeddedPostgres(sys.argv[1] or None).__enter__()
 print(server.pid, server.data_dir, server._run_dir, flush=True)
 time.sleep(600)
 """
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:
@@ -106,8 +98,8 @@ def test_a_server_dies_with_its_program(kept: bool, blow: signal.Signals, open_d
     owner.send_signal(blow)
     owner.communicate()
 
-    wait_for(lambda: gone(int(pid)), "the server stops")
-    wait_for(lambda: not Path(temporary).exists(), "what is temporary is removed")
+    eventually_blocking(lambda: gone(int(pid)), what="the server stops")
+    eventually_blocking(lambda: not Path(temporary).exists(), what="what is temporary is removed")
     assert Path(directory).exists() == kept
 
 

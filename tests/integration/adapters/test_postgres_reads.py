@@ -15,8 +15,8 @@ from adapters.postgres.access.privileges import complaints
 from adapters.postgres.apply.orphans import QueriesLeft
 from adapters.postgres.sql.logins import user_of
 from tests.contract.harness import PostgresDatabase
-from tests.integration.replication.clusters import eventually
 from tests.support.logins import PASSWORDS
+from tests.support.polling import eventually
 from tops.model.errors import NotReachable, ResourceError, ResourceRejected, Retry
 
 

@@ -44,6 +44,7 @@ class CheckedSet:
     link: SetLink
     spark: SparkSession | None  # None: no checks, only barriers and repairs
     out: Path
+    tables: tuple[str, ...] = ("t",)  # that are checked unless a check says otherwise; empty: all
 
     async def on(self, replica: str, *statements: str) -> None:
         """By hand, past replication."""
@@ -55,7 +56,7 @@ class CheckedSet:
         options = options or CheckOptions()
         return Check(
             described.endpoints,
-            replace(options, tables=options.tables or ("t",), primary=described.primary),
+            replace(options, tables=options.tables or self.tables, primary=described.primary),
             self.out,
             set_name="shop",
             policy=described.policy,

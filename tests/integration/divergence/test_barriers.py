@@ -16,7 +16,7 @@ from replication.tables.catalog import describe, postgres_at
 from replication.tables.endpoints import Key, SnapshotHandle
 from replication.tables.schema import CommonTable, common_table
 from tests.integration.divergence.sets import CheckedSet, Writers, checked_set, writing
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 
 POLICIES = {
     "quorum": 'policy = "quorum"\nwrite_quorum = 2',

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from replication.divergence.read import jvm
 from tests.integration.divergence.conftest import Databases
 from tests.integration.divergence.test_command_line import addresses, tops
+from tests.support.polling import eventually_blocking
 
 SPARK = Path(pyspark.__file__).parent
 
@@ -33,13 +33,13 @@ def daemon(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for(log: Path, pattern: str, times: int = 1) -> str:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        found = re.findall(pattern, log.read_text(errors="replace"))
-        if len(found) >= times:
-            return str(found[0])
-        time.sleep(0.1)
-    raise AssertionError(f"{pattern} did not appear in:\n{log.read_text(errors='replace')[-3000:]}")
+    """What a daemon has logged, as soon as it is there so many times."""
+
+    def found() -> list[str]:
+        return re.findall(pattern, log.read_text(errors="replace"))
+
+    eventually_blocking(lambda: len(found()) >= times, 90.0, what=f"{pattern} in {log}")
+    return str(found()[0])
 
 
 @pytest.fixture

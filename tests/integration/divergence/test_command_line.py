@@ -10,22 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.integration.divergence.conftest import Databases
+from tests.support.command_line import tops_blocking
 
 NOWHERE = "postgresql://postgres@127.0.0.1:1/postgres"
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def tops(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    program = "from tops.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, "divergence", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **environment},
-        check=False,
-    )
+    return tops_blocking("divergence", *arguments, cwd=cwd, environ={"COLUMNS": "200", **environment})
 
 
 def addresses(databases: Databases) -> list[str]:

@@ -1,8 +1,5 @@
 """Continuous mode: rows are compared soon after they are written; a replica that stays divergent raises a metric."""
 
-import asyncio
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,13 +7,7 @@ from replication.divergence.check.continuous import Watch
 from replication.divergence.explain.logs import write_log
 from replication.tables.endpoints import LogRecord
 from tests.integration.divergence.conftest import Databases
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.1)
+from tests.support.polling import eventually
 
 
 def write(number: int, key: str, value: str) -> LogRecord:
@@ -38,16 +29,16 @@ async def test_a_replica_that_stays_divergent_raises_a_metric_until_it_converges
 
     query = watch.start(tmp_path / "checkpoint", every_s=0.2)
     try:
-        await until(lambda: metric("tops_divergence_converge_seconds_count") == 1)
+        await eventually(lambda: metric("tops_divergence_converge_seconds_count") == 1)
         assert metric("tops_divergence_stays", replica="r2") == 0
 
         write_log(log / "2.parquet", [write(2, "2", "b")])
-        await until(lambda: metric("tops_divergence_stays", replica="r2") == 1)
+        await eventually(lambda: metric("tops_divergence_stays", replica="r2") == 1)
         assert metric("tops_divergence_rows", replica="r2") == 1
         assert metric("tops_divergence_rows", replica="r1") == 0
 
         await databases.on("r2", "UPDATE t SET v = 'b' WHERE id = 2")
-        await until(lambda: metric("tops_divergence_stays", replica="r2") == 0)
+        await eventually(lambda: metric("tops_divergence_stays", replica="r2") == 0)
         assert metric("tops_divergence_converge_seconds_count") == 2
     finally:
         query.stop()

@@ -1,9 +1,7 @@
 """Checks of running replica sets while they are being written: every planted difference is found, and no other."""
 
 import asyncio
-import os
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from replication.divergence.repair.repair import Strategy
 from replication.divergence.results.model import Verdict
 from tests.integration.divergence.conftest import kinds
 from tests.integration.divergence.sets import CheckedSet, checked_set, writing
+from tests.support.command_line import tops as run
 
 POLICIES = {
     "quorum": 'policy = "quorum"\nwrite_quorum = 2',
@@ -142,14 +141,8 @@ async def test_two_hundred_differences_among_a_million_rows_of_a_set_that_is_bei
 
 async def tops(checked: CheckedSet, folder: Path, *arguments: str) -> tuple[int, str]:
     """The exit code and the output of `tops divergence` with the set's own file."""
-    program = "from tops.cli.main import main; main()"
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, "divergence", *arguments, "-c", str(checked.small.cluster.path),
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    told, _ = await running.communicate()
-    return running.returncode or 0, told.decode()
+    code, out, errors = await run("divergence", *arguments, "-c", str(checked.small.cluster.path), cwd=folder)
+    return code, out + errors
 
 
 async def test_the_command_line_checks_a_running_set_and_plans_its_repair(

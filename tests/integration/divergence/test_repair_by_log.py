@@ -1,8 +1,5 @@
 """Repairs of running sets: the log is right, nothing that was acknowledged is lost unasked, and no trigger fires."""
 
-import asyncio
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from replication.divergence.check.options import CheckOptions
 from replication.divergence.repair.repair import Strategy
 from replication.divergence.results.model import Basis, Kind, Verdict
 from tests.integration.divergence.sets import CheckedSet, checked_set
+from tests.support.command_line import tops as run
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 PEERS = 'policy = "peer-to-peer"'
@@ -50,15 +48,9 @@ def row(key: int, v: int) -> Insert:
 
 async def tops(checked: CheckedSet, *arguments: str) -> tuple[int, str]:
     """The exit code and the output of `tops divergence repair` for the newest check of the set."""
-    program = "from tops.cli.main import main; main()"
     given = ("repair", "shop", *arguments, "-c", str(checked.small.cluster.path), "--out", str(checked.out))
-    running = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", program, "divergence", *given,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    told, _ = await running.communicate()
-    return running.returncode or 0, told.decode()
+    code, out, errors = await run("divergence", *given, environ={"COLUMNS": "300"})
+    return code, out + errors
 
 
 async def keys_on(checked: CheckedSet, replica: str, table: str = "t") -> list[Any]:

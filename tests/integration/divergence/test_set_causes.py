@@ -135,7 +135,10 @@ async def test_a_row_that_is_written_between_the_look_and_the_repair_keeps_the_n
                     await super()._write(*planned)  # type: ignore[arg-type]
                     if Late.rounds == 1:
                         await shop.wait_in_sync()
-                        seen.extend(await checked.small.sql("r2", "select id, v from t where id in (6, 8)"))
+                        seen.extend(
+                            tuple(row)
+                            for row in await checked.small.sql("r2", "select id, v from t where id in (6, 8)")
+                        )
 
             done = await checked.repair(result, Strategy.MAJORITY, Late)
             again = await checked.compare()

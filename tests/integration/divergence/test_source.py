@@ -92,7 +92,7 @@ async def test_filters_and_columns_run_in_the_database(databases: Databases) -> 
     assert narrow.columns == ["id", "name"]
     assert [row.id for row in found] == [991, 992, 993, 994, 996, 997, 998, 999, 1000]
     assert narrow.where(f.col("name") == "name 3").count() == 1
-    plan = narrow.where(f.col("id") > 990)._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    plan = narrow.where(f.col("id") > 990)._jdf.queryExecution().executedPlan().toString()
     assert " Filter " not in plan
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 
 from tops.journal import Journal, JournalOptions
@@ -16,7 +17,7 @@ async def main(directory: Path) -> None:
     while True:
         for _ in range(1 + journal.next_sequence % 7):
             sequence = journal.append(record_for(journal.next_sequence))
-            journal.when_durable(sequence, lambda sequence=sequence: print(sequence, flush=True))
+            journal.when_durable(sequence, partial(print, sequence, flush=True))
         if sequence % 50 == 0:
             await journal.drop_before(sequence - 200)
         await asyncio.sleep(0)

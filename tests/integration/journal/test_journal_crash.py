@@ -4,16 +4,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from journal_support import ROOMY, SMALL, PowerCut, PowerCutDisk, opened, records_in, write_sample
 
+from tests.integration.journal.journal_support import (
+    ROOMY,
+    SMALL,
+    PowerCut,
+    PowerCutDisk,
+    opened,
+    records_in,
+    write_sample,
+)
 from tops.journal import JournalOptions
 from tops.journal.store import Store
 
 Operation = Callable[[Store], object]
+
+
+def commit_twice(store: Store) -> None:
+    store.commit([b"z" * 200])
+    store.commit([b"new"])
+
+
 COMMITS = [[b"alpha", b"beta"], [b"x" * 150], [b"gamma"], [b"y" * 150], [b"delta"]]
 OPERATIONS: dict[str, Operation] = {
     "commit": lambda store: store.commit([b"new", b"newer"]),
-    "commit into a new segment": lambda store: (store.commit([b"z" * 200]), store.commit([b"new"])),
+    "commit into a new segment": commit_twice,
     "seal": lambda store: store.seal(),
     "drop": lambda store: store.drop_before(5),
     "rewrite": lambda store: store.rewrite([b"state", b"s" * 120, b"more state"]),

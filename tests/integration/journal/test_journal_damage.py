@@ -5,8 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from journal_support import ROOMY, SMALL, UnsyncedDisk, files_in, opened, records_in, write_sample
 
+from tests.integration.journal.journal_support import (
+    ROOMY,
+    SMALL,
+    UnsyncedDisk,
+    files_in,
+    opened,
+    records_in,
+    write_sample,
+)
 from tops.journal import Journal
 from tops.journal.format import SEGMENT_HEADER_BYTES
 from tops.model.errors import JournalCorrupt
@@ -177,7 +185,7 @@ def test_damage_that_a_valid_batch_follows_is_refused_even_without_a_newer_water
     (journal / "durable").write_bytes(mark)
     data = bytearray(path.read_bytes())
     data[damaged_at] ^= 1
-    overwrite(path, data)
+    overwrite(path, bytes(data))
 
     with pytest.raises(JournalCorrupt, match="a valid batch follows"), opened(journal):
         pass
@@ -278,7 +286,7 @@ async def test_damage_after_opening_is_found_when_the_record_is_read(journal: Pa
         path = segments_of(journal)[1]
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
-        overwrite(path, data)
+        overwrite(path, bytes(data))
         served: list[tuple[int, bytes]] = []
 
         with pytest.raises(JournalCorrupt) as caught:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_support import FailingDisk, GatedDisk
 
+from tests.integration.journal.journal_support import FailingDisk, GatedDisk
 from tops.journal import Journal, JournalOptions
 from tops.model.errors import JournalClosed, JournalFailed
 
@@ -53,6 +53,7 @@ async def test_a_failure_reaches_every_pending_and_later_call_and_is_not_retried
 
     assert [type(outcome) for outcome in pending] == [JournalFailed] * 4
     assert os.strerror(code) in str(pending[0])
+    assert isinstance(pending[0], JournalFailed)
     assert (await watch).problem == pending[0].problem
     with pytest.raises(JournalFailed):
         journal.append(b"later")

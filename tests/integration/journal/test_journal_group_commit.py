@@ -4,12 +4,14 @@ import asyncio
 import multiprocessing
 import os
 import threading
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from journal_support import SMALL, GatedDisk, opened
 
+from tests.integration.journal.journal_support import SMALL, GatedDisk, opened
+from tests.support.polling import eventually
 from tops.journal import Disk, Journal, JournalOptions
 from tops.journal.format import RECORD_BYTES_MAX
 from tops.model.errors import JournalLocked, NotInJournal, RecordTooLarge
@@ -45,7 +47,7 @@ async def test_nobody_is_told_before_the_sync_and_all_who_wait_share_one(tmp_pat
 
         waiters = [asyncio.create_task(append_and_sync(journal, b"w%d" % number)) for number in range(50)]
         for number in range(2, 102):
-            journal.when_durable(number, lambda number=number: told.append(number))
+            journal.when_durable(number, partial(told.append, number))
         for number in range(50):
             journal.append(b"c%d" % number)
         for _ in range(10):
@@ -251,8 +253,7 @@ async def test_few_records_are_synced_in_the_loops_thread_and_the_writer_syncs_t
 
         assert disk.names[0] == threading.current_thread().name
         async with asyncio.timeout(60):
-            while journal._store.unsealed:  # noqa: ASYNC110 - another thread's
-                await asyncio.sleep(0.001)
+            await eventually(lambda: not journal._store.unsealed)
         assert disk.names[-1] == "tops-journal"
 
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from appending_process import record_for
-from journal_support import opened, records_in
+
+from tests.integration.journal.appending_process import record_for
+from tests.integration.journal.journal_support import opened, records_in
 
 
 def round_of(directory: Path, chance: random.Random) -> int:

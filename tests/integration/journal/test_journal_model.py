@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from journal_support import FailingDisk
 
+from tests.integration.journal.journal_support import FailingDisk
 from tops.journal import Journal, JournalOptions
 from tops.model.errors import JournalFailed
 

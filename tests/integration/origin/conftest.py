@@ -23,17 +23,22 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 async def database(server: EmbeddedPostgres) -> AsyncIterator[OriginDatabase]:
+    """Closed also after a test that failed, so that nothing that it left open holds locks."""
     made = await OriginDatabase.make(server)
-    yield made
-    await made.close()
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 @pytest.fixture
 async def plain(database: OriginDatabase) -> AsyncIterator["asyncpg.Connection[asyncpg.Record]"]:
     """Straight to the database, past everything."""
     connection = await asyncpg.connect(database.dsn)
-    yield connection
-    await connection.close()
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 @pytest.fixture

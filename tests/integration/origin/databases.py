@@ -48,14 +48,14 @@ class OriginDatabase:
         if schema:
             await self.set_up(schema)
         self.adapter = PostgresAdapter(self.logins, cluster="test", replica_set="shop")
+        self._open.append(self.adapter)
         await self.adapter.start()
         self.origin = await self.another_origin()
-        self._open.append(self.adapter)
 
     async def another_origin(self, options: Options = OPTIONS) -> Origin:
         origin = Origin(self.logins.write, self.logins.agent, "the origin", await user_tables(self.dsn), options)
-        await origin.start()
         self._open.append(origin)
+        await origin.start()
         return origin
 
     async def sql(self, script: str) -> None:

@@ -5,7 +5,7 @@ POLICIES = {
     "quorum": 'policy = "quorum"\nwrite_quorum = 2',
     "combined": 'policy = "combined"\nsync = ["r1", "r2"]',
     "primary-site": 'policy = "primary-site"\nprimary = "r1"',
-    "primary-site logged": 'policy = "primary-site"\nprimary = "r1"\nack = "logged"',
+    "primary-site local": 'policy = "primary-site"\nprimary = "r1"\nack = "local"',
     "peer-to-peer": 'policy = "peer-to-peer"',
     "ordered": 'policy = "peer-to-peer"\norder = "ordered"',
     "serializable": 'policy = "serializable"',

@@ -70,8 +70,8 @@ def made(server: EmbeddedPostgres) -> OriginDatabase:
 @pytest_asyncio.fixture
 async def prepared(made: OriginDatabase) -> AsyncIterator[OriginDatabase]:
     """Ready to execute. Closed also after a test that failed: what it left open would hold locks against the others."""
-    await made.begin()
     try:
+        await made.begin()
         yield made
     finally:
         await made.close()

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Insert, Upsert
 from replication import ReplicaSet
 from replication.rpc.rejections import WriteRejected
 from tests.integration.origin.policies import POLICIES
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
+from tests.support.polling import eventually
 
 SCHEMA = """
 create table orders (
@@ -146,6 +148,27 @@ async def test_what_rules_did_at_the_origin_is_applied_without_them(
             "updated 1",
             "updated 2",
         ]
+
+
+@pytest.mark.parametrize("policy", ["write-all", "primary-site", "peer-to-peer", "serializable"])
+async def test_a_row_change_that_a_rule_forbids_is_rejected_with_what_to_do(
+    server: EmbeddedPostgres, folder: Path, policy: str
+) -> None:
+    rule = "create rule more as on insert to ruled do also insert into noted (what) values ('inserted ' || new.id)"
+    async with (
+        small_cluster(server, folder, POLICIES[policy], schema=f"{RULES}; {rule}") as cluster,
+        cluster.connect(prefer="r1") as shop,
+    ):
+        told = r"table 'ruled' has a rule .* send the change as a statement, or drop the rule"
+        for change in (Insert("ruled", {"id": 3, "v": 3}), Upsert("ruled", {"id": 3}, {"v": 3})):
+            with pytest.raises(WriteRejected, match=told) as rejected:
+                await shop.write([change])
+            assert rejected.value.sqlstate == "0A000"
+
+        await shop.execute("insert into ruled values (3, 3)")
+
+        assert await all_equal(shop, "select id from ruled order by id") == [(1,), (2,), (3,)]
+        assert await all_equal(shop, "select what from noted") == [("inserted 3",)]
 
 
 async def test_a_table_with_an_odd_name_keeps_no_replica_from_executing(server: EmbeddedPostgres, folder: Path) -> None:

@@ -9,6 +9,7 @@ from adapters.changes import Member, Update
 from adapters.postgres.apply.session import Options
 from adapters.postgres.origin import Executed, Rejected
 from tests.integration.origin.databases import OriginDatabase
+from tests.support.polling import eventually
 from tops.model.ids import TxId
 
 SCHEMA = """
@@ -26,8 +27,7 @@ async def test_an_execution_that_apply_waits_for_is_cancelled_and_may_be_tried_a
     holds = (
         "select exists (select from pg_stat_activity where application_name = 'tops-origin' and query like '%slow%')"
     )
-    while not await plain.fetchval(holds):  # noqa: ASYNC110 - nobody announces it
-        await asyncio.sleep(0.01)
+    await eventually(lambda: plain.fetchval(holds))
     began = time.monotonic()
 
     vote = await database.adapter.write_local(Member(TxId("apply.1"), (Update("counters", {"id": 1}, {"n": 7}),)))

@@ -1,12 +1,15 @@
 """What a client may rely on when its statements are executed once: no lost update, one outcome per key, true counts."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from adapters import EmbeddedPostgres
+from adapters.changes import Member
+from replication.replica.origin.repeats import First, Repeats
 from replication.rpc.rejections import SerializationFailure, WriteRejected
 from tests.integration.origin.policies import POLICIES
 from tests.integration.origin.test_executed_once import SCHEMA, all_equal
@@ -139,6 +142,30 @@ async def test_a_repeated_request_is_a_duplicate_where_executing_it_again_would_
         assert (first.duplicate, again.duplicate) == (False, True)
         assert again.returned == ()
         assert len(await all_equal(shop, "select id, mail, at from accounts")) == 1
+
+
+async def test_a_request_that_is_committed_while_it_is_executed_again_is_a_duplicate(
+    server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert = "insert into accounts (mail, at) select 'anna@example.org', clock_timestamp() returning id"
+    of = Repeats.of
+    asked: list[int] = []
+
+    async def once_too_early(repeats: Repeats, members: Sequence[Member]) -> dict[str, First]:
+        asked.append(len(members))
+        return await of(repeats, members) if len(asked) > 1 else {}
+
+    async with (
+        small_cluster(server, folder, POLICIES["write-all"], schema=UNIQUE) as cluster,
+        cluster.connect(prefer="r1") as shop,
+    ):
+        first = await shop.execute(insert, idempotency_key="sign-up")
+        monkeypatch.setattr(Repeats, "of", once_too_early)
+
+        again = await shop.execute(insert, idempotency_key="sign-up")
+
+        assert (again.duplicate, again.tx) == (True, first.tx)
+        assert asked == [1, 1], "before it was executed, and after PostgreSQL had rejected it"
 
 
 @pytest.mark.parametrize("policy", ["write-all", "serializable", "ordered"])

@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from adapters.embedded.free_ports import free_port
+from tests.support.polling import eventually
 from tops import EventType, Participant, Received, Scope, Site
 from tops.core.participant.participation import SiteOptions
 from tops.http.client import get_json
@@ -104,7 +105,7 @@ class Cluster:
             up = {link["peer"] for link in topology["links"] if link["connected"]}
             return all(n in up for n in neighbours if n in self.running())
 
-        await until(linked, START_S)
+        await eventually(linked, START_S)
 
     def running(self) -> list[str]:
         return [name for name, process in self.processes.items() if process.returncode is None]
@@ -152,16 +153,6 @@ class Cluster:
             **{"options": QUICK, "timeout_s": 30.0, "heartbeat_s": 2.0, **options},
         ) as site:
             yield site
-
-
-async def until(condition: Callable[[], Awaitable[bool] | bool], timeout_s: float = 30.0) -> None:
-    """Wait for a condition; an AssertionError with its name if it does not come true."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            found = condition()
-            if (await found) if not isinstance(found, bool) else found:
-                return
-            await asyncio.sleep(0.05)
 
 
 _count = itertools.count()

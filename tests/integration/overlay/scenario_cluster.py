@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from tests.integration.overlay.cluster import Cluster, until
+from tests.integration.overlay.cluster import Cluster
 from tests.scenarios.cluster import ATTRIBUTES, tx_spec
+from tests.support.polling import eventually
 from tops import EventType, Participant, Received, Scope, Site, Subscription, TxType
 from tops.client.transactions import Transaction
 from tops.core.participant.sub_tx_executor import SubTxExecutor
@@ -214,9 +215,9 @@ class Client:
             except InvalidTransaction:  # nobody hears of it
                 raise
             except TopsError:
-                await until(all_asked)
+                await eventually(all_asked)
                 raise
-            await until(all_asked)  # whom the census did not wait for hears of it all the same
+            await eventually(all_asked)  # whom the census did not wait for hears of it all the same
             self.cluster.transactions[self.name, transaction.id] = transaction
             return transaction.id
 

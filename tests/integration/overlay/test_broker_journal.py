@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded.free_ports import free_port
-from tests.integration.overlay.cluster import QUICK, Cluster, Recorder, event_type, until
+from tests.integration.overlay.cluster import QUICK, Cluster, Recorder, event_type
+from tests.support.polling import eventually
 from tops import Broker, EventType, Outcome, Participant, Received, Scope, Site
 from tops.core.coordinator.rendezvous import RendezvousOptions
 from tops.model.errors import JournalFailed, LimitExceeded, NotReachable
@@ -75,7 +76,7 @@ async def test_what_everybody_has_taken_is_dropped_and_the_rest_survives_a_resta
             while broker.retainer.dropped_segments == 0:
                 confirmed += await publish_bulk(writer, 4)
                 assert confirmed < 16 * 400
-            await until(lambda: len(reader.ordinary) == confirmed, 60)
+            await eventually(lambda: len(reader.ordinary) == confirmed, 60)
         oldest = broker.node.core.rendezvous.logs["bulk"].oldest
         assert 1 < oldest <= confirmed
 
@@ -85,7 +86,7 @@ async def test_what_everybody_has_taken_is_dropped_and_the_rest_survives_a_resta
         late = Recorder()
         async with site_at(broker, "late") as site:
             await site.subscribe(BULK, participant=late, durable="late", start="oldest")
-            await until(lambda: bool(late.ordinary) and late.ordinary[-1].number == confirmed + 1, 60)
+            await eventually(lambda: bool(late.ordinary) and late.ordinary[-1].number == confirmed + 1, 60)
         numbers = [e.number for e in late.ordinary]
         assert numbers == list(range(numbers[0] or 0, confirmed + 2))
     assert reader.ordinary[-1].number == confirmed
@@ -102,7 +103,7 @@ async def test_what_a_durable_subscriber_needs_is_never_dropped(tmp_path: Path, 
         async with site_at(broker, "reader") as site:
             await site.subscribe(BULK, participant=Busy(), durable="reader")
         await publish_bulk(writer, 8)
-        await until(lambda: broker.retainer.space is retention.JournalSpace.FULL, 30)
+        await eventually(lambda: broker.retainer.space is retention.JournalSpace.FULL, 30)
 
         if when_full == "refuse":
             with pytest.raises(LimitExceeded, match="full"):
@@ -134,8 +135,8 @@ async def test_a_follower_that_takes_nothing_is_dropped_for_the_others_and_hears
             for _ in range(12):
                 confirmed += await publish_bulk(writer, 1)
                 await broker.retainer.step()
-            await until(lambda: len(taken.ordinary) == confirmed, 30)
-            await until(lambda: broker.retainer.space is retention.JournalSpace.ENOUGH, 30)
+            await eventually(lambda: len(taken.ordinary) == confirmed, 30)
+            await eventually(lambda: broker.retainer.space is retention.JournalSpace.ENOUGH, 30)
 
             assert confirmed == 12 * 16
             assert await writer.publish(other, {"data": b"more"})
@@ -150,11 +151,11 @@ async def test_a_follower_that_takes_nothing_is_dropped_for_the_others_and_hears
     async with Broker.run(config, "b1") as broker, site_at(broker, "hoarder") as site:
         back = Recorder()
         subscription = await site.subscribe(BULK, participant=back, durable="mine", start="oldest")
-        await until(lambda: any("mine: it was dropped" in text for text in caplog.messages))
+        await eventually(lambda: any("mine: it was dropped" in text for text in caplog.messages))
         assert back.ordinary == []
         await subscription.unsubscribe(forget=True)
         await site.subscribe(BULK, participant=back, durable="mine", start="oldest")
-        await until(lambda: bool(back.ordinary))
+        await eventually(lambda: bool(back.ordinary))
 
 
 @pytest.mark.usefixtures("eager")
@@ -170,10 +171,10 @@ async def test_what_is_old_goes_unless_a_durable_subscriber_needs_it(tmp_path: P
 
         old = broker.node.store.journal.next_sequence
         if taken:
-            await until(lambda: broker.node.core.rendezvous.logs["bulk"].oldest > 1, 60)
+            await eventually(lambda: broker.node.core.rendezvous.logs["bulk"].oldest > 1, 60)
         else:
             marks = broker.retainer._marks
-            await until(lambda: bool(marks) and marks[0][1] >= old, 60)  # all of it is old enough
+            await eventually(lambda: bool(marks) and marks[0][1] >= old, 60)  # all of it is old enough
             assert broker.node.core.rendezvous.logs["bulk"].oldest == 1
             written = broker.node.store.journal.next_sequence
             for _ in range(20):
@@ -266,7 +267,7 @@ async def test_a_commit_of_a_type_without_a_log_is_never_called_aborted_after_it
         await one.advertise(BULK)
         await two.subscribe(orders, participant=Recorder(), scope=Scope.DISTRIBUTED)
         committed = await one.execute(orders, events=[{"id": 1}])
-        await until(lambda: not broker.node.core.rendezvous.epochs[orders.name].decided, 30)
+        await eventually(lambda: not broker.node.core.rendezvous.epochs[orders.name].decided, 30)
         await publish_until_dropped(broker, one)
         assert (await one.get_outcome(committed.tx, orders)).outcome is Outcome.COMMITTED
 
@@ -293,7 +294,9 @@ async def test_a_commit_that_is_dropped_before_anybody_has_finished_it_is_never_
             await two.subscribe(BULK, participant=SlowToCommit(), scope=Scope.DISTRIBUTED)
             executing = asyncio.ensure_future(one.execute(BULK, events=[{"data": b"tx"}]))
             ending.callback(executing.cancel)
-            await until(lambda: any(e.committed for e in broker.node.core.rendezvous.epochs["bulk"].in_flight.values()))
+            await eventually(
+                lambda: any(e.committed for e in broker.node.core.rendezvous.epochs["bulk"].in_flight.values())
+            )
             (epoch,) = broker.node.core.rendezvous.epochs["bulk"].in_flight.values()
             await publish_until_dropped(broker, one)
 
@@ -312,7 +315,7 @@ async def test_a_subscription_that_was_refused_keeps_nothing_in_the_journal(
         await publish_until_dropped(broker, writer)
         async with site_at(broker, "late") as late:
             await late.subscribe(BULK, participant=Recorder(), durable="late", position=3)
-            await until(lambda: any(getattr(record, "alarm", "") == "log-gone" for record in caplog.records), 30)
+            await eventually(lambda: any(getattr(record, "alarm", "") == "log-gone" for record in caplog.records), 30)
 
     async with Broker.run(config, "b1") as broker, site_at(broker, "writer") as writer:
         assert broker.node.core.rendezvous.logs["bulk"].subscribers == []
@@ -345,7 +348,7 @@ async def test_who_asks_for_the_oldest_entry_while_it_is_dropped_gets_the_oldest
 
         number = await writer.publish(BULK, {"data": b"last"})
 
-        await until(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == number, 30)
+        await eventually(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == number, 30)
         assert reader.ordinary[0].number == broker.node.core.rendezvous.logs["bulk"].oldest > 1
 
 
@@ -402,7 +405,7 @@ async def test_a_number_that_is_in_flight_while_others_are_dropped_is_not_taken_
         assert kept.tail[undecided].event is None
         reader = Recorder()
         await site.subscribe(BULK, participant=reader, durable="reader", position=undecided - 1)
-        await until(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == kept.last_number, 30)
+        await eventually(lambda: bool(reader.ordinary) and reader.ordinary[-1].number == kept.last_number, 30)
         assert reader.ordinary[0].number == undecided + 1
 
 

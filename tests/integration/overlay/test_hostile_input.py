@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import msgspec
@@ -13,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from adapters.embedded.free_ports import free_port
-from tests.integration.overlay.cluster import TOPOLOGIES, Cluster, Recorder, event_type, until
+from tests.integration.overlay.cluster import TOPOLOGIES, Cluster, Recorder, event_type
+from tests.support.polling import eventually
 from tops import Broker, EventType, Filter, Participant, Received, Scope, Site, TxType
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError
@@ -86,7 +88,7 @@ async def serves(broker: Broker) -> bool:
         await two.subscribe(orders, participant=taken, scope=Scope.DISTRIBUTED)
         await one.publish(orders, {"id": 1})
         await one.execute(orders, events=[{"id": 2}])
-        await until(lambda: taken.ids() == [1] and len(taken.committed) == 1)
+        await eventually(lambda: taken.ids() == [1] and len(taken.committed) == 1)
     return True
 
 
@@ -266,7 +268,7 @@ async def test_text_and_strangers_are_turned_away(serving: Broker) -> None:
         stranger = await session.ws_connect(f"{serving.url}/link")
         await stranger.send_bytes(b"who are you")
         with pytest.raises(ProtocolError):
-            await receive_bytes(stranger, 10)
+            await receive_bytes(cast(DialledSocket, stranger), 10)
     assert await serves(serving)
 
 
@@ -307,14 +309,14 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_memory(tmp_path
                 subscription=1, definitions=(payload,), filter=Filter(), scope=Scope.NON_TRANSACTIONAL, durable=False
             )
             await socket.send_bytes(b"\0" + msgspec.msgpack.encode((1, 0, [msgspec.Raw(encode_message(wanted))])))
-            await until(lambda: _subscribed(cluster, "sleeper"))
+            await eventually(lambda: _subscribed(cluster, "sleeper"))
             before = process.memory_info().rss
 
             for _ in range(8000):
                 await publisher.publish(payload, {"data": bytes(32 * 1024)})
             await publisher.flush()
 
-            await until(lambda: _lost(cluster, "sleeper"))
+            await eventually(lambda: _lost(cluster, "sleeper"))
             grown = _peak_memory(process.pid) - before  # at the end the broker may have given memory back
             # A busy machine lets the publisher's own window fill (tens of MiB); a queue without a bound takes all 256.
             assert grown < 96 * 2**20, f"{grown} bytes for a queue of 2 MiB, after 256 MiB of events"
@@ -356,8 +358,8 @@ async def test_a_site_whose_participant_is_stuck_stops_reading_and_its_memory_st
                 await publisher.publish(payload, {"data": bytes(32 * 1024)})
             await publisher.flush()
 
-            await until(lambda: _slow_readers(cluster), 60)  # it does not read any more
-            assert first_incarnation.received_bytes < 20 * 2**20, "of the 64 MiB that were sent"
+            await eventually(lambda: _slow_readers(cluster), 60)  # it does not read any more
+            assert first_incarnation.traffic.received_bytes < 20 * 2**20, "of the 64 MiB that were sent"
             assert stuck._node.drivers[subscription.number].backlog * 32 * 1024 < 20 * 2**20
     finally:
         await cluster.stop()

@@ -1,30 +1,15 @@
 """What a broker shows of itself, and the commands that use it."""
 
-import asyncio
 import json
-import sys
 
 import aiohttp
 
-from tests.integration.overlay.cluster import ROOT, Cluster, Recorder, event_type, until
+from tests.integration.overlay.cluster import Cluster, Recorder, event_type
+from tests.support.command_line import tops
+from tests.support.polling import eventually
 from tops import Scope, TxType
 from tops.http.client import bearer_for, http_address
-from tops.protocol.messages import CensusPolicy
-
-
-async def tops(*arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tops",
-        *arguments,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, error = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), error.decode()
+from tops.protocol.messages import CensusPolicy, TxSpec
 
 
 async def text(cluster: Cluster, path: str) -> tuple[int, str]:
@@ -56,7 +41,7 @@ async def test_metrics_follow_what_happens(broker: Cluster) -> None:
     found = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert found['tops_links{kind="site"}'] == "2.0"
     assert found["tops_subscriptions"] == "1.0"
-    assert found[f'tops_log_last_number{{event_type="{log.name}"}}'] == "3.0"
+    assert found[f'tops_log_last_index{{event_type="{log.name}"}}'] == "3.0"
     assert float(found["tops_journal_fsyncs_total"]) >= 1
     assert "tops_transactions_in_doubt" in found
 
@@ -75,7 +60,8 @@ async def test_tx_list_show_abort_and_resolve(broker: Cluster) -> None:
         await publisher.advertise(orders)
         participant = Recorder()
         await other.subscribe(orders, participant=participant)
-        spec = publisher._spec(orders, TxType.DISTRIBUTED, *_defaults(), CensusPolicy(20.0, replies=1), 5.0, 60.0)
+        census = CensusPolicy(20.0, replies=1)
+        spec = TxSpec(orders.name, TxType.DISTRIBUTED, census=census, vote_timeout_s=60.0, decide_within_s=120.0)
         tx = await publisher.begin(spec)
 
         code, out, _ = await tops("tx", "list", "--url", url, "--format", "json")
@@ -85,7 +71,7 @@ async def test_tx_list_show_abort_and_resolve(broker: Cluster) -> None:
         assert (code, json.loads(out)["coordinator"]) == (0, "b1")
         code, out, error = await tops("tx", "abort", tx.id, "--url", url)
         assert (code, "aborted" in out) == (0, True), error
-        await until(lambda: tx.id in participant.aborted)
+        await eventually(lambda: tx.id in participant.aborted)
         code, _, _ = await tops("tx", "show", tx.id, "--url", url, "--format", "json")
         assert code == 1
 
@@ -93,12 +79,6 @@ async def test_tx_list_show_abort_and_resolve(broker: Cluster) -> None:
         committed = await publisher.execute(orders, events=[{"id": 1}])
         code, out, _ = await tops("tx", "resolve", committed.tx, "--event-type", orders.name, "--url", url)
         assert (code, out.strip()) == (0, f"{committed.tx}: committed")
-
-
-def _defaults() -> tuple[object, ...]:
-    from tops import Access, ScopeLimit
-
-    return Access.PRIVATE, ScopeLimit.NONE, (), {}, None
 
 
 async def test_commands_say_what_is_wrong_in_one_line() -> None:

@@ -9,8 +9,9 @@ import asyncpg
 import pytest
 
 from adapters.embedded.servers import EmbeddedPostgres
-from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
-from tests.integration.overlay.test_http_and_cli import tops
+from tests.integration.overlay.cluster import Cluster, Recorder, event_type
+from tests.support.command_line import tops
+from tests.support.polling import eventually
 from tops import EventType, Outcome, Site, TxType
 from tops.client.transactions import Transaction
 from tops.model.errors import UncheckedTransaction
@@ -39,7 +40,7 @@ class Table(Recorder):
         await self.connection.execute(f"rollback prepared '{tx}'")
         await super().on_abort(tx, reason)
 
-    async def prepared(self) -> list[str]:
+    async def prepared_in_database(self) -> list[str]:
         return [row["gid"] for row in await self.connection.fetch("select gid from pg_prepared_xacts")]
 
 
@@ -95,19 +96,19 @@ async def test_an_operator_ends_what_a_database_has_promised_and_nobody_decides(
         await one.subscribe(orders, participant=table)
         await two.subscribe(orders, participant=silent)
         tx = await in_doubt(publisher, orders)
-        await until(lambda: _listed(url, tx))
-        assert await table.prepared() == [tx.id]
+        await eventually(lambda: _listed(url, tx))
+        assert await table.prepared_in_database() == [tx.id]
         resolve = ("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--wait", "1")
 
         code, out, error = await tops(*resolve)
         assert (code, out.startswith(f"{tx.id}: unknown (committing; votes missing from ")) == (1, True), error
-        assert await table.prepared() == [tx.id]
+        assert await table.prepared_in_database() == [tx.id]
         code, out, error = await tops(*resolve, "--force")
 
         assert (code, out.strip()) == (1, f"{tx.id}: aborted (ended by an operator, by force)"), error
         assert "aborted by force" in error
-        await until(lambda: tx.id in table.aborted)
-        assert await table.prepared() == []
+        await eventually(lambda: tx.id in table.aborted)
+        assert await table.prepared_in_database() == []
         assert await table.connection.fetch("select * from orders") == []
         assert (await tx.abort()).outcome is Outcome.ABORTED
         _, out, _ = await tops("tx", "list", "--in-doubt", "--url", url, "--format", "json")
@@ -124,7 +125,7 @@ async def test_a_decision_that_was_taken_stands_whatever_is_forced(broker: Clust
         tx = await in_doubt(publisher, orders)
         silent.go_on.set()
         assert (await decided(tx)).outcome is Outcome.COMMITTED
-        await until(lambda: tx.id in table.committed)
+        await eventually(lambda: tx.id in table.committed)
 
         code, out, _ = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")
 
@@ -141,17 +142,17 @@ async def test_a_promise_survives_its_silent_coordinator_and_resolve_says_whom_t
         await one.subscribe(orders, participant=table)
         await two.subscribe(orders, participant=silent)
         tx = await in_doubt(publisher, orders)
-        await until(lambda: _listed(url, tx))  # the database has promised
+        await eventually(lambda: _listed(url, tx))  # the database has promised
         await broker.kill("b1")
 
         code, _, error = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")
 
-        assert (code, "no broker responds" in error) == (3, True), error
-        assert await table.prepared() == [tx.id]
+        assert (code, "no broker answers" in error) == (3, True), error
+        assert await table.prepared_in_database() == [tx.id]
         silent.go_on.set()
         await broker.start("b1")  # it has no record of a decision, so there was none
-        await until(lambda: tx.id in table.aborted)
-        assert await table.prepared() == []
+        await eventually(lambda: tx.id in table.aborted)
+        assert await table.prepared_in_database() == []
 
 
 async def _listed(url: str, tx: Transaction) -> bool:

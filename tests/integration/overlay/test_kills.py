@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.overlay.cluster import ROOT, TOPOLOGIES, Cluster, Recorder, until
+from tests.integration.overlay.cluster import ROOT, TOPOLOGIES, Cluster, Recorder
+from tests.support.polling import eventually
 from tops import EventType, Outcome
 
 # Where the broker is frozen when the blow falls: before the frame with the n-th message of a kind leaves it. There are
@@ -103,13 +104,13 @@ class Actor:
         return [s for s in self.said if s["step"] == step and all(s.get(k) == v for k, v in having.items())]
 
     async def heard(self, step: str, timeout_s: float = 60.0, **having: Any) -> dict[str, Any]:
-        await until(lambda: bool(self.all(step, **having)), timeout_s)
+        await eventually(lambda: bool(self.all(step, **having)), timeout_s)
         return self.all(step, **having)[-1]
 
     async def status(self) -> dict[str, Any]:
         before = len(self.all("status"))
         self.tell("status")
-        await until(lambda: len(self.all("status")) > before)
+        await eventually(lambda: len(self.all("status")) > before)
         return self.all("status")[-1]
 
     async def kill(self) -> None:
@@ -154,7 +155,7 @@ class Drama:
 
     async def act(self, step: str, victim: str, blow: signal.Signals) -> None:
         """One transaction, one blow at that step, and the return of whoever was hit."""
-        await until(self._assembled, 60)
+        await eventually(self._assembled, 60)
         (self.faults / "reached").unlink(missing_ok=True)
         (self.faults / "arm").write_text(STEPS[step])
         self._write_to_log(3)
@@ -177,7 +178,7 @@ class Drama:
                 self.publisher.tell("run")
             return False
 
-        await until(reached, 60)
+        await eventually(reached, 60)
 
     async def _chosen(self, step: str, victim: str) -> Actor | None:
         """The process that is hit, None for the broker; of the participants the one that the step is about."""
@@ -192,7 +193,7 @@ class Drama:
         async def has_one() -> bool:
             return bool(await prepared())
 
-        await until(has_one, 60)
+        await eventually(has_one, 60)
         return (await prepared())[0]
 
     async def _assembled(self) -> bool:
@@ -243,16 +244,16 @@ class Drama:
                 return False
             return all([(await p.status())["open"] == 0 for p in self.participants])
 
-        await until(quiet, 90)
+        await eventually(quiet, 90)
         self._note()
         await self.check()
 
     async def check(self) -> None:
         async def agree() -> bool:
             one, two = [(await p.status())["committed"] for p in self.participants]
-            return one.keys() == two.keys()
+            return bool(one.keys() == two.keys())
 
-        await until(agree, 60)
+        await eventually(agree, 60)
         committed = (await self.participants[0].status())["committed"]
         for participant in self.participants:
             for tx, events in (await participant.status())["committed"].items():
@@ -270,7 +271,7 @@ class Drama:
         async with self.cluster.site("auditor") as site:
             durable = EventType(self.types[1], {"id": int}, durable=True)
             await site.subscribe(durable, participant=reader, durable="auditor", start="oldest")
-            await until(lambda: self.acknowledged <= set(reader.ids()), 60)
+            await eventually(lambda: self.acknowledged <= set(reader.ids()), 60)
         assert sorted(set(reader.ids())) == sorted(reader.ids())
         assert [e.number for e in reader.ordinary] == sorted({e.number for e in reader.ordinary if e.number})
 

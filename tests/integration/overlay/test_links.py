@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded.free_ports import free_port
-from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
+from tests.integration.overlay.cluster import Cluster, Recorder, event_type
+from tests.support.polling import eventually
 from tops import Broker, EventType, Filter, Scope, Site
 from tops.core.broker.routing import rendezvous_of
 from tops.core.participant.participation import SiteOptions
@@ -51,7 +52,7 @@ async def test_a_connection_that_breaks_again_and_again_loses_and_repeats_nothin
                         socket._req.transport.abort()  # type: ignore[union-attr]
                     await asyncio.sleep(0.01)
 
-            await until(lambda: len(taken.ordinary) >= total, 60)
+            await eventually(lambda: len(taken.ordinary) >= total, 60)
             assert taken.ids() == list(range(total))
 
 
@@ -93,8 +94,8 @@ async def test_a_site_moves_to_another_broker_when_its_own_dies(tmp_path: Path) 
             assert subscriber.broker == "b2"
 
             await cluster.kill("b2")
-            await until(lambda: subscriber.broker != "b2" and _connected(subscriber), 60)
-            await until(lambda: _arrives(publisher, orders, taken), 60)
+            await eventually(lambda: subscriber.broker != "b2" and _connected(subscriber), 60)
+            await eventually(lambda: _arrives(publisher, orders, taken), 60)
     finally:
         await cluster.stop()
 
@@ -115,7 +116,7 @@ async def test_a_broker_that_is_paused_is_noticed_and_loses_nothing_confirmed(br
         await publisher.advertise(log)
         broker.signal("b1", signal.SIGSTOP)
         publishing = asyncio.ensure_future(publisher.publish(log, {"id": 1}))
-        await until(lambda: not _connected(publisher), 30)
+        await eventually(lambda: not _connected(publisher), 30)
         broker.signal("b1", signal.SIGCONT)
 
         assert await asyncio.wait_for(publishing, 30) == 1
@@ -152,13 +153,13 @@ async def test_a_publisher_is_slowed_down_while_the_broker_is_under_pressure(tmp
         flooding = asyncio.ensure_future(flood())
         link = publisher._node.link
         assert link is not None
-        await until(lambda: bool(link._window_waiters), 60)  # the publisher waits for room
+        await eventually(lambda: bool(link._window_waiters), 60)  # the publisher waits for room
         assert link.pending_bytes < 16 * 2**20
 
         broker.node._remote_backpressure.clear()
         broker.node._hold_sites()
         before = published
-        await until(lambda: published > before + 100, 30)
+        await eventually(lambda: published > before + 100, 30)
         flooding.cancel()
 
 
@@ -180,9 +181,9 @@ async def test_a_durable_subscriber_that_missed_100_000_events_gets_each_once_an
         late = Recorder()
         async with broker.site("reader", options=options) as reader:
             await reader.subscribe(log, Filter(), participant=late, durable="reader")
-            await until(lambda: len(late.ordinary) >= missed, 200)
+            await eventually(lambda: len(late.ordinary) >= missed, 200)
             await publisher.publish(log, {"id": missed})
-            await until(lambda: len(late.ordinary) > missed, 60)
+            await eventually(lambda: len(late.ordinary) > missed, 60)
 
     assert [e.number for e in late.ordinary] == list(range(1, missed + 2))
     assert sorted(late.ids()) == list(range(missed + 1))
@@ -200,7 +201,7 @@ async def test_what_was_confirmed_is_there_after_a_kill_of_the_broker(broker: Cl
         taken = Recorder(Scope.NON_TRANSACTIONAL)
         async with broker.site("reader") as reader:
             await reader.subscribe(log, participant=taken, durable="late", start="oldest")
-            await until(lambda: len(taken.ordinary) == 21)
+            await eventually(lambda: len(taken.ordinary) == 21)
 
     assert taken.ids() == list(range(21))
 
@@ -240,16 +241,16 @@ async def test_the_outcome_of_a_transaction_is_known_though_a_site_moved_in_the_
                     orders, TxType.DISTRIBUTED, census=CensusPolicy(timeout_s=20.0, replies=2), vote_timeout_s=20.0
                 ) as tx:
                     await tx.publish(orders, {"id": 1})
-                    await until(lambda: all(p.events.get(tx.id) == [1] for p in participants), 60)
+                    await eventually(lambda: all(p.events.get(tx.id) == [1] for p in participants), 60)
                     await cluster.kill("b2")
-                    await until(lambda: moving.broker != "b2" and _connected(moving), 60)
+                    await eventually(lambda: moving.broker != "b2" and _connected(moving), 60)
                     await tx.publish(orders, {"id": 2})
             except TransactionAborted:
                 told = Outcome.ABORTED
 
             known = await publisher.get_outcome(tx.id, orders)
             assert known.outcome is told
-            await until(lambda: all(tx.id in p.committed or tx.id in p.aborted for p in participants), 60)
+            await eventually(lambda: all(tx.id in p.committed or tx.id in p.aborted for p in participants), 60)
             for participant in participants:
                 if told is Outcome.ABORTED:
                     assert participant.committed == []
@@ -277,11 +278,11 @@ async def test_a_transaction_of_a_site_that_left_a_living_broker_ends_with_a_rea
             spec = TxSpec(orders.name, TxType.DISTRIBUTED, census=CensusPolicy(timeout_s=20.0, replies=1))
             tx = await publisher.begin(spec)
             await tx.publish(orders, {"id": 1})
-            await until(lambda: participant.events.get(tx.id) == [1], 60)
+            await eventually(lambda: participant.events.get(tx.id) == [1], 60)
             cluster.signal("b2", signal.SIGSTOP)
-            await until(lambda: publisher.broker != "b2" and _connected(publisher), 60)
+            await eventually(lambda: publisher.broker != "b2" and _connected(publisher), 60)
             cluster.signal("b2", signal.SIGCONT)
-            await until(lambda: tx.id in participant.aborted, 60)
+            await eventually(lambda: tx.id in participant.aborted, 60)
 
             with pytest.raises(TransactionAborted, match="moved to another broker"):
                 await tx.commit()

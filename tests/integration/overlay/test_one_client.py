@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.attack.raw_link import RawLink
-from tests.integration.overlay.cluster import Cluster, Recorder, until
+from tests.integration.overlay.cluster import Cluster, Recorder
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.integration.overlay.test_links import type_that_meets_at
+from tests.support.polling import eventually
 from tops import EventType, Filter
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError
@@ -157,11 +158,11 @@ async def test_sessions_that_acknowledge_nothing_hold_a_bounded_amount_together(
             await publisher.flush()
             await asyncio.sleep(0.02)
 
-        await until(lambda: held_for_sites(secured) <= 6 * 2**20, 5)
-        await until(lambda: len([each for each in silent if each.ended_because]) >= 5, 5)
+        await eventually(lambda: held_for_sites(secured) <= 6 * 2**20, 5)
+        await eventually(lambda: len([each for each in silent if each.ended_because]) >= 5, 5)
         reasons = {each.ended_because for each in silent if each.ended_because}
         assert all(f"`{bound}`" in reason for reason in reasons), reasons
-        await until(lambda: len(taken.ordinary) == 20, 5)
+        await eventually(lambda: len(taken.ordinary) == 20, 5)
         assert secured.broker.node.counters["slow_readers"] >= 5
 
 
@@ -179,9 +180,9 @@ async def test_a_session_that_acknowledges_nothing_for_long_is_cut_off_and_other
             first = honest._node.link
             await publisher.publish(NOISE, {"x": b"1"})
 
-            await until(lambda: silent.ended_because is not None, 5)
+            await eventually(lambda: silent.ended_because is not None, 5)
 
             assert silent.ended_because is not None and "acknowledged nothing for 1 s" in silent.ended_because
             await publisher.publish(NOISE, {"x": b"2"})
-            await until(lambda: len(taken.ordinary) == 2, 5)
+            await eventually(lambda: len(taken.ordinary) == 2, 5)
             assert honest._node.link is first

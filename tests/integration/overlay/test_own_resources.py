@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
+from tests.integration.overlay.cluster import Cluster, Recorder, event_type
+from tests.support.polling import eventually
 from tops import Outcome, TxType
 from tops.model.errors import TransactionAborted
 from tops.protocol.messages import CensusPolicy
@@ -24,7 +25,7 @@ async def test_enlisted_resources_commit_with_the_publisher_s_transaction(broker
 
         assert tx.outcome is not None
         assert tx.outcome.outcome is Outcome.COMMITTED
-        await until(lambda: own.committed == other.committed == [tx.id])
+        await eventually(lambda: own.committed == other.committed == [tx.id])
 
 
 async def test_enlisted_resources_that_refuse_abort_the_transaction(broker: Cluster) -> None:
@@ -38,7 +39,7 @@ async def test_enlisted_resources_that_refuse_abort_the_transaction(broker: Clus
             async with publisher.transaction(orders, TxType.DISTRIBUTED, census=ONE_ANSWER, own=ledger) as tx:
                 await tx.publish(orders, {"id": 1})
 
-        await until(lambda: bool(other.aborted))
+        await eventually(lambda: bool(other.aborted))
         assert own.committed == other.committed == []
 
 
@@ -48,11 +49,11 @@ async def test_a_durable_subscription_that_is_forgotten_starts_anew(broker: Clus
         await publisher.advertise(orders)
         subscription = await reader.subscribe(orders, participant=before, durable="reader")
         await publisher.publish(orders, {"id": 1})
-        await until(lambda: before.ids() == [1])
+        await eventually(lambda: before.ids() == [1])
 
         await subscription.unsubscribe(forget=True)
         await publisher.publish(orders, {"id": 2})
         await reader.subscribe(orders, participant=after, durable="reader")
         await publisher.publish(orders, {"id": 3})
 
-        await until(lambda: after.ids() == [3])
+        await eventually(lambda: after.ids() == [3])

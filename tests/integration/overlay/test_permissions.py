@@ -9,11 +9,12 @@ import pytest
 import pytest_asyncio
 
 from tests.attack.raw_link import Verdict, raw_link
-from tests.integration.overlay.cluster import Recorder, event_type, until
+from tests.integration.overlay.cluster import Recorder, event_type
 from tests.integration.overlay.secured import CLUSTER, Secured, issue, secured_broker
+from tests.support.polling import eventually
 from tops import EventType, Outcome, Scope, TxType
 from tops.model.errors import ConfigError, NotAuthenticated, NotReachable, PermissionDenied, ProtocolError, TopsError
-from tops.protocol.messages import CensusPolicy
+from tops.protocol.messages import CensusPolicy, TxSpec
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import receive_bytes
@@ -71,9 +72,9 @@ async def test_an_ordinary_event_without_the_right_reaches_nobody(secured: Secur
         await quiet.flush()
         await loud.publish(orders, {"id": 2})
 
-        await until(lambda: bool(taken.ordinary))
+        await eventually(lambda: bool(taken.ordinary))
         assert taken.ids() == [2]
-        await until(lambda: bool(quiet._node.rejected))
+        await eventually(lambda: bool(quiet._node.rejected))
         with pytest.raises(PermissionDenied):
             await quiet.publish(orders, {"id": 3})
 
@@ -125,7 +126,7 @@ async def test_a_denied_child_is_not_delivered_through_its_parent(secured: Secur
         await writer.publish(denied, {"id": 1})
         await writer.publish(allowed, {"id": 2})
 
-        await until(lambda: bool(taken.ordinary))
+        await eventually(lambda: bool(taken.ordinary))
         assert taken.ids() == [2]
 
 
@@ -150,20 +151,12 @@ async def test_only_an_administrator_ends_somebody_elses_private_transaction(sec
         for site in (writer, other, root):
             await site.advertise(orders)
         await other.subscribe(orders, participant=Recorder())
-        tx = await writer.begin(
-            writer._spec(orders, TxType.DISTRIBUTED, *_ordinary(), None, CensusPolicy(10.0, replies=1), 5.0, 60.0)
-        )
+        tx = await writer.begin(TxSpec(orders.name, TxType.DISTRIBUTED, census=CensusPolicy(10.0, replies=1)))
         with pytest.raises(PermissionDenied, match="may not"):
             await other.contribute(tx.id, tx.spec).abort("mischief")
 
         outcome = await root.contribute(tx.id, tx.spec).abort("by hand")
         assert outcome.outcome is Outcome.ABORTED
-
-
-def _ordinary() -> tuple[object, ...]:
-    from tops import Access, ScopeLimit
-
-    return Access.PRIVATE, ScopeLimit.NONE, (), {}
 
 
 async def test_refusals_are_audited(secured: Secured) -> None:
@@ -235,8 +228,8 @@ async def test_a_certificate_that_is_revoked_loses_its_live_connection_and_can_t
         secured.authority.revoke("traitor", utc_now())
         secured.broker.connections.revoke()
 
-        await until(lambda: traitor._node.link is not None and not traitor._node.link.connected)
-        await until(lambda: NODE_GONE(secured, "traitor"))
+        await eventually(lambda: traitor._node.link is not None and not traitor._node.link.connected)
+        await eventually(lambda: NODE_GONE(secured, "traitor"))
     with pytest.raises((ConfigError, NotReachable, NotAuthenticated)):
         async with secured.site("traitor", keys=keys):
             pytest.fail("it must not get in")
@@ -286,5 +279,5 @@ async def test_the_whole_conversation_works_over_tls(secured: Secured) -> None:
         async with one.transaction(orders, TxType.DISTRIBUTED, census=CensusPolicy(10.0, replies=1)) as tx:
             await tx.publish(orders, {"id": 2})
 
-        await until(lambda: participant.committed == [tx.id])
+        await eventually(lambda: participant.committed == [tx.id])
         await asyncio.wait_for(one.flush(), 10)

@@ -5,7 +5,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.integration.overlay.cluster import Cluster, Recorder, event_type, until
+from tests.integration.overlay.cluster import Cluster, Recorder, event_type
+from tests.support.polling import eventually
 from tops import Access, EventType, Filter, Outcome, Scope, ScopeLimit, Site, TxType
 from tops.model import constraints
 from tops.model.errors import InvalidEvent, NotAdvertised, TransactionAborted, TransactionClosed
@@ -38,7 +39,7 @@ async def test_a_subscriber_gets_the_matching_events_of_a_publisher_in_order(clu
         for i in range(100):
             await publisher.publish(orders, {"id": i, "total": i})
 
-        await until(lambda: len(all_of_it.ordinary) == 100 and len(some_of_it.ordinary) == 49)
+        await eventually(lambda: len(all_of_it.ordinary) == 100 and len(some_of_it.ordinary) == 49)
         assert all_of_it.ids() == list(range(100))
         assert some_of_it.ids() == list(range(51, 100))
 
@@ -55,7 +56,7 @@ async def test_a_subscription_to_a_parent_receives_its_children(cluster: Cluster
 
         await publisher.publish(child, {"id": 1, "extra": 2})
 
-        await until(lambda: len(taken.ordinary) == 1)
+        await eventually(lambda: len(taken.ordinary) == 1)
         assert taken.ordinary[0].type == child.name
 
 
@@ -71,7 +72,7 @@ async def test_nothing_arrives_after_unsubscribe(cluster: Cluster) -> None:
         await subscription.unsubscribe()
         await publisher.publish(orders, {"id": 1})
 
-        await until(lambda: there.ids() == [1])
+        await eventually(lambda: there.ids() == [1])
         assert gone.ordinary == []
 
 
@@ -96,14 +97,14 @@ async def test_a_durable_subscriber_goes_on_where_it_stopped(cluster: Cluster) -
         async with cluster.site("reader", 3) as reader:
             await reader.subscribe(orders, participant=first, durable="reader")
             numbers = [await publisher.publish(orders, {"id": i}) for i in range(5)]
-            await until(lambda: len(first.ordinary) == 5)
-            await until(lambda: _position(cluster, orders, "reader", 5))
+            await eventually(lambda: len(first.ordinary) == 5)
+            await eventually(lambda: _position(cluster, orders, "reader", 5))
         for i in range(5, 10):
             await publisher.publish(orders, {"id": i})
         second = Recorder()
         async with cluster.site("reader", 4) as reader:
             await reader.subscribe(orders, participant=second, durable="reader")
-            await until(lambda: len(second.ordinary) == 5)
+            await eventually(lambda: len(second.ordinary) == 5)
 
     assert numbers == [1, 2, 3, 4, 5]
     assert first.ids() == [0, 1, 2, 3, 4]
@@ -139,7 +140,7 @@ async def test_all_participants_of_a_distributed_transaction_commit_every_event(
         assert tx.committed
         for participant in participants:
             assert participant.events == {tx.id: [0, 1, 2, 3, 4]}
-            await until(lambda p=participant: (p.prepared, p.committed) == ([tx.id], [tx.id]))
+            await eventually(lambda p=participant: (p.prepared, p.committed) == ([tx.id], [tx.id]))
         known = await publisher.get_outcome(tx.id, orders)
         assert known.outcome is Outcome.COMMITTED
 
@@ -158,7 +159,7 @@ async def test_a_participant_that_fails_aborts_everybody(cluster: Cluster, rejec
             async with publisher.transaction(orders, TxType.DISTRIBUTED, census=census(2)) as tx:
                 await tx.publish(orders, {"id": 1})
 
-        await until(lambda: tx.id in good.aborted and tx.id in bad.aborted)
+        await eventually(lambda: tx.id in good.aborted and tx.id in bad.aborted)
         assert good.committed == bad.committed == []
 
 
@@ -176,7 +177,7 @@ async def test_an_exception_in_the_block_aborts_the_transaction_everywhere(clust
                 await tx.publish(orders, {"id": 1})
                 raise RuntimeError("changed my mind")
 
-        await until(lambda: tx.id in distributed.aborted and tx.id in local.aborted)
+        await eventually(lambda: tx.id in distributed.aborted and tx.id in local.aborted)
         assert distributed.committed == local.committed == []
         with pytest.raises((TransactionClosed, TransactionAborted)):
             await tx.publish(orders, {"id": 2})
@@ -195,7 +196,7 @@ async def test_whoever_stays_out_sees_no_event_of_the_transaction(cluster: Clust
             await tx.publish(orders, {"id": 1})
         await publisher.publish(orders, {"id": 2})
 
-        await until(lambda: outside.ids() == [2] and inside.ids() == [2] and inside.committed == [tx.id])
+        await eventually(lambda: outside.ids() == [2] and inside.ids() == [2] and inside.committed == [tx.id])
         assert outside.events == {}
 
 
@@ -248,7 +249,7 @@ async def test_one_shots_with_standing_answers_commit_at_every_participant(clust
 
         assert {o.outcome for o in outcomes} == {Outcome.COMMITTED}
         for participant in participants:
-            await until(lambda p=participant: len(p.committed) == 20)
+            await eventually(lambda p=participant: len(p.committed) == 20)
             assert sorted(map(tuple, participant.events.values())) == [(10 * i, 10 * i + 1) for i in range(20)]
 
 
@@ -267,7 +268,7 @@ async def test_a_compensatable_participant_undoes_in_reverse_what_was_aborted(cl
                 for i in range(3):
                     await tx.publish(orders, {"id": i})
 
-        await until(lambda: tx.id in early.aborted)
+        await eventually(lambda: tx.id in early.aborted)
         if early.committed:
             assert early.compensated == [2, 1, 0]
 

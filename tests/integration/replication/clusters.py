@@ -1,10 +1,10 @@
 """Whole clusters of real processes for tests: brokers, agents and embedded PostgreSQL servers under one folder."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from adapters.embedded import programs
 from adapters.embedded.free_ports import free_port
@@ -86,18 +86,7 @@ async def give_databases(cluster: Cluster) -> None:
     await asyncio.gather(*(asyncio.to_thread(give, place) for place in places))
 
 
-async def eventually(condition, timeout_s: float = 30.0, what: str = "it") -> None:  # type: ignore[no-untyped-def]
-    """Wait for a condition, asked again and again."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        with contextlib.suppress(Exception):
-            if await condition():
-                return
-        assert asyncio.get_running_loop().time() < deadline, f"{what} did not happen within {timeout_s} s"
-        await asyncio.sleep(0.1)
-
-
-async def rows_everywhere(shop: ReplicaSet, sql: str) -> dict[str, list[tuple[object, ...]]]:
+async def rows_everywhere(shop: ReplicaSet, sql: str) -> dict[str, list[tuple[Any, ...]]]:
     """The same query at every replica."""
     found = {}
     for name in shop.config.names:

@@ -23,9 +23,9 @@ from replication.model.events import log_type, write_body
 from replication.operations.doctor import Finding, examine
 from replication.replica.agent import Agent
 from replication.rpc.rejections import TooFewReplicas
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.test_command_line import tops
+from tests.support.command_line import tops_of
+from tests.support.polling import eventually
 from tops import Site
 from tops.http.gate import Gate
 from tops.http.names import Names
@@ -50,17 +50,17 @@ async def test_apply_shows_its_plan_does_what_it_can_and_says_what_needs_a_hand(
 ) -> None:
     async with small_cluster(server, folder, f"{QUORUM}\nwait_s = 5") as cluster:
         rewrite(cluster, "wait_s = 5", "wait_s = 9")
-        code, out, err = await tops(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
+        code, out, err = await tops_of(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
         assert (code, out.count("take over wait_s")) == (0, 3), err
         assert {agent.config.wait_s for agent in cluster.agents.values()} == {5.0}, "a dry run changed something"
 
-        code, _, err = await tops(cluster.cluster, "rs", "apply", "shop")
+        code, _, err = await tops_of(cluster.cluster, "rs", "apply", "shop")
         assert code == 0, err
         assert {agent.config.wait_s for agent in cluster.agents.values()} == {9.0}
 
         rewrite(cluster, "write_quorum = 2", "write_quorum = 3")
         await cluster.stop("r3")
-        code, out, err = await tops(cluster.cluster, "rs", "apply", "shop", "--format", "json")
+        code, out, err = await tops_of(cluster.cluster, "rs", "apply", "shop", "--format", "json")
         assert (code, "need a hand" in err) == (1, True)
         assert "start replica r3" in out
         assert "r1: write_quorum changed" in out
@@ -82,7 +82,7 @@ async def test_after_apply_the_set_has_the_replicas_of_the_file_and_no_others(
 
         with pytest.raises(TopsError, match="not in the declared list of replicas"):
             await publish_as("r7")
-        code, _, err = await tops(cluster.cluster, "rs", "apply", "shop")
+        code, _, err = await tops_of(cluster.cluster, "rs", "apply", "shop")
         assert (code, "need a hand" in err) == (1, True)
 
         assert await publish_as("r7") is not None
@@ -168,7 +168,7 @@ async def test_doctor_finds_nothing_about_a_healthy_set_whatever_is_executed_onc
         await shop.execute("insert into swaps values (1, 1)")
         await shop.wait_in_sync()
 
-        code, out, err = await tops(cluster.cluster, "doctor", "shop", "--format", "json")
+        code, out, err = await tops_of(cluster.cluster, "doctor", "shop", "--format", "json")
 
     assert (code, json.loads(out)) == (0, [HEALTHY]), err
 
@@ -258,14 +258,14 @@ async def test_an_agent_tells_its_health_readiness_and_figures(server: EmbeddedP
             labels = '{replica="r3",replica_set="shop"}'
             metrics = (await get(f"{base}/metrics"))[1]
             assert f"tops_replica_in_sync{labels} 1.0" in metrics
-            assert f"tops_replica_lag_transactions{labels} 0.0" in metrics
+            assert f"tops_replica_lag_entries{labels} 0.0" in metrics
 
             await shop.order("r3", "pause")
             for _ in range(3):
                 await shop.write([Update("accounts", {"id": 1}, add={"balance": 1})])
 
             async def behind() -> bool:
-                return f"tops_replica_lag_transactions{labels} 3.0" in (await get(f"{base}/metrics"))[1]
+                return f"tops_replica_lag_entries{labels} 3.0" in (await get(f"{base}/metrics"))[1]
 
             await eventually(behind, what="the lag in the metrics")
             assert f"tops_replica_stopped{labels} 1.0" in (await get(f"{base}/metrics"))[1]
@@ -351,7 +351,7 @@ async def test_writes_over_http_need_the_token_and_count_once_per_key(
             path.write_text(f"{path.read_text()}\n{away}")
             waiting = asyncio.ensure_future(session.get(f"{url}/away"))
             assert (await post(insert))[0] == 200
-            assert [r.on_behalf_of for r in caplog.records if r.message == "write over HTTP"] == ["shop-http"]
+            assert [vars(r)["on_behalf_of"] for r in caplog.records if r.message == "write over HTTP"] == ["shop-http"]
             assert not waiting.done(), "a set that is away held up another one"
             assert (await waiting).status == 503
             results = await asyncio.gather(*(post(add, key="k") for _ in range(4)))

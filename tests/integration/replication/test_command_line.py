@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
 import sys
@@ -19,24 +18,8 @@ from replication import connect
 from replication.model.config import SUPERUSER_ACCEPTED, Cluster
 from replication.operations.processes import STOP_PATIENCE_S
 from tests.integration.replication.clusters import RunningCluster, running, toml
+from tests.support.command_line import environment, says, started, tops, tops_of
 from tops.http.client import bearer_for
-
-
-async def tops(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tops",
-        *arguments,
-        "-c",
-        str(cluster.path),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
 
 
 async def test_the_command_line_and_http_work_on_a_running_set(folder: Path) -> None:
@@ -49,55 +32,55 @@ async def test_the_command_line_and_http_work_on_a_running_set(folder: Path) -> 
 
 
 async def wrong_use(cluster: RunningCluster) -> None:
-    code, _, err = await tops(cluster.cluster, "rs", "status", "shoop")
+    code, _, err = await tops_of(cluster.cluster, "rs", "status", "shoop")
     assert (code, "the file has shop" in err) == (2, True)
-    code, _, err = await tops(cluster.cluster, "read", "shop", "--sql", "select 1", "--format", "xml")
+    code, _, err = await tops_of(cluster.cluster, "read", "shop", "--sql", "select 1", "--format", "xml")
     assert (code, "xml" in err) == (2, True)
-    code, out, _ = await tops(cluster.cluster, "rs", "outcome", "shop", "nobody.1.1")
+    code, out, _ = await tops_of(cluster.cluster, "rs", "outcome", "shop", "nobody.1.1")
     assert (code, out) == (1, "nobody.1.1: aborted\n")
-    code, _, err = await tops(cluster.cluster, "read", "shop", "--sql", "select 1", "--replica", "r9")
+    code, _, err = await tops_of(cluster.cluster, "read", "shop", "--sql", "select 1", "--replica", "r9")
     assert (code, "has no replica 'r9'; it has r1, r2, r3" in err) == (2, True)
-    code, _, err = await tops(cluster.cluster, "rs", "status", "shop", "--url", "127.0.0.1:7420")
+    code, _, err = await tops_of(cluster.cluster, "rs", "status", "shop", "--url", "127.0.0.1:7420")
     assert (code, "write ws://HOST:PORT" in err) == (2, True)
-    code, out, _ = await tops(cluster.cluster, "rs", "conflicts", "shop")
+    code, out, _ = await tops_of(cluster.cluster, "rs", "conflicts", "shop")
     assert (code, out) == (0, "no conflicts\n")
 
 
 async def write_read_status(cluster: RunningCluster) -> None:
-    code, out, err = await tops(
+    code, out, err = await tops_of(
         cluster.cluster, "write", "shop", "--sql", "insert into accounts values ($1, $2, $3)",
         "--arg", "1", "--arg", "anna", "--arg", "100", "--format", "json",
     )  # fmt: skip
     assert code == 0, err
     token = json.loads(out)[0]["token"]
-    code, out, err = await tops(
+    code, out, err = await tops_of(
         cluster.cluster, "read", "shop", "--sql", "select owner from accounts where id = $1", "--arg", "1",
         "--consistency", "quorum", "--after", token, "--format", "json",
     )  # fmt: skip
     assert (code, json.loads(out)) == (0, [{"owner": "anna"}]), err
     returning = "insert into accounts values (2, 'berta', 7) returning id, owner, 50000::numeric as n"
-    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", returning, "--format", "json")
+    code, out, err = await tops_of(cluster.cluster, "write", "shop", "--sql", returning, "--format", "json")
     assert (code, json.loads(out)[0]["returned"]) == (0, [{"id": 2, "owner": "berta", "n": "50000"}]), err
-    code, out, err = await tops(
+    code, out, err = await tops_of(
         cluster.cluster, "write", "shop", "--sql", "delete from accounts where id = 2 returning owner"
     )
     assert (code, "berta" in out, "token" in out) == (0, True, True), err
-    code, out, err = await tops(
+    code, out, err = await tops_of(
         cluster.cluster, "read", "shop", "--sql", "select 50000::numeric as n, null as x", "--format", "json"
     )
     assert (code, json.loads(out)) == (0, [{"n": "50000", "x": None}]), err
-    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "update accounts set balance = -1")
+    code, out, err = await tops_of(cluster.cluster, "write", "shop", "--sql", "update accounts set balance = -1")
     assert code == 1
     assert "constraint" in err
-    code, out, err = await tops(cluster.cluster, "write", "shop", "--sql", "truncate accounts")
+    code, out, err = await tops_of(cluster.cluster, "write", "shop", "--sql", "truncate accounts")
     assert code == 1
     assert "use DELETE" in err
-    code, out, err = await tops(cluster.cluster, "rs", "status", "shop", "--format", "json")
+    code, out, err = await tops_of(cluster.cluster, "rs", "status", "shop", "--format", "json")
     assert code == 0, err
     assert all(replica["in_sync"] for replica in json.loads(out)[0]["replicas"])
-    code, out, err = await tops(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
+    code, out, err = await tops_of(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
     assert (code, json.loads(out)[0]["step"]) == (0, "nothing to do"), err
-    code, out, err = await tops(cluster.cluster, "doctor", "shop", "--format", "json")
+    code, out, err = await tops_of(cluster.cluster, "doctor", "shop", "--format", "json")
     assert code == 0, out + err
     assert [finding["level"] for finding in json.loads(out)] == ["ok"]
 
@@ -124,17 +107,17 @@ async def http(cluster: RunningCluster) -> None:
 
 
 async def pause_and_resume(cluster: RunningCluster) -> None:
-    code, out, _ = await tops(cluster.cluster, "rs", "pause", "shop", "--replica", "r3")
+    code, out, _ = await tops_of(cluster.cluster, "rs", "pause", "shop", "--replica", "r3")
     assert (code, "paused" in out) == (0, True)
     async with cluster.connect() as shop:
         await shop.execute("update accounts set balance = balance + 1 where id = 1")
-    code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+    code, out, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
     assert code == 1
     assert "r3: stopped: paused by an operator" in out
     assert "…" not in out, "something does not fit on 80 columns"
-    code, out, _ = await tops(cluster.cluster, "rs", "retry", "shop", "--replica", "r1")
+    code, out, _ = await tops_of(cluster.cluster, "rs", "retry", "shop", "--replica", "r1")
     assert (code, out.startswith("r1: 0 of 0")) == (0, True)
-    code, out, _ = await tops(cluster.cluster, "rs", "resume", "shop", "--replica", "r3")
+    code, out, _ = await tops_of(cluster.cluster, "rs", "resume", "shop", "--replica", "r3")
     assert code == 0
     async with cluster.connect() as shop:
         await shop.wait_in_sync()
@@ -166,34 +149,13 @@ async def test_the_five_minutes_of_the_readme_work_as_they_are_pasted(folder: Pa
         assert await running.wait() == 0
 
 
-async def says(process: asyncio.subprocess.Process, text: str) -> None:
-    """Wait for a line on standard error that has this text."""
-    assert process.stderr is not None
-    said = []
-    async with asyncio.timeout(120.0):
-        while line := (await process.stderr.readline()).decode():
-            said.append(line)
-            if text in line:
-                return
-    raise AssertionError(f"{text!r} was not said, but: {''.join(said)}")
-
-
 async def pasted(script: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec("bash", "-c", script, stdout=pipe, stderr=pipe, env=environment())
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-
 async def up(cluster: Cluster, folder: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tops", "up", "-c", str(cluster.path), "--logs", str(folder / "logs")),
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(),
-    )
+    return await started("up", "-c", str(cluster.path), "--logs", str(folder / "logs"))
 
 
 async def test_tops_up_goes_on_without_a_replica_whose_database_is_away(folder: Path) -> None:
@@ -229,7 +191,7 @@ async def test_tops_up_says_why_a_set_has_not_started_and_who_is_missing(folder:
     process = await up(cluster, folder)
     try:
         await says(process, "shop has not started: no response from r3")
-        code, _, err = await tops(cluster, "write", "shop", "--sql", "insert into accounts values (1, '', 1)")
+        code, _, err = await tops_of(cluster, "write", "shop", "--sql", "insert into accounts values (1, '', 1)")
         assert (code, "not-started" in err, "no response from r3" in err) == (1, True, True)
     finally:
         process.send_signal(signal.SIGINT)
@@ -265,13 +227,10 @@ async def test_a_second_agent_needs_to_be_told_to_take_over_and_the_rest_goes_on
         try:
             await says(process, "ready")
             first = next(p for p in psutil.Process(process.pid).children() if "shop/r1" in p.cmdline())
-            code, _, err = await tops(cluster, "replica", "run", "--name", "shop/r1")
+            code, _, err = await tops_of(cluster, "replica", "run", "--name", "shop/r1")
             assert (code, f"process {first.pid} on host" in err, "--take-over" in err) == (2, True, True)
 
-            second = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tops", "replica", "run", "--name", "shop/r1", "--take-over"),
-                *("-c", str(cluster.path)), stderr=asyncio.subprocess.DEVNULL, env=environment(),
-            )  # fmt: skip
+            second = await started("replica", "run", "--name", "shop/r1", "--take-over", "-c", str(cluster.path))
             try:
                 await says(process, "shop/r1 ended with code 2; the rest goes on without it")
                 async with connect(cluster.urls(), "shop") as shop:
@@ -290,13 +249,13 @@ async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path
     process = await up(cluster, folder)
     try:
         await says(process, "ready")
-        code, _, err = await tops(cluster, "up")
+        code, _, err = await tops_of(cluster, "up")
         assert (code, "somebody listens there already" in err) == (2, True)
         first = next(p for p in psutil.Process(process.pid).children() if "shop/r1" in p.cmdline())
         confs = {file: file.read_text() for file in folder.rglob("tops.conf")}
         for options in ([], ["--take-over"]):
             async with asyncio.timeout(20.0):
-                code, _, err = await tops(cluster, "replica", "run", "--name", "shop/r1", *options)
+                code, _, err = await tops_of(cluster, "replica", "run", "--name", "shop/r1", *options)
             assert (code, f"process {first.pid} on host" in err, "stop that one first" in err) == (2, True, True), err
         assert {file: file.read_text() for file in confs} == confs, "a running server's settings were changed"
         async with connect(cluster.urls(), "shop") as shop:
@@ -318,13 +277,7 @@ async def test_tops_up_runs_everything_and_stops_it_on_an_interrupt(folder: Path
 
 
 async def test_the_demo_keeps_every_write_and_ends_with_equal_replicas() -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "tops", "demo", "--policy", "quorum"),
-        stdout=asyncio.subprocess.PIPE,
-        env=environment(),
-    )
-    out, _ = await process.communicate()
+    code, out, _ = await tops("demo", "--policy", "quorum")
 
-    assert process.returncode == 0
-    assert "replicas are equal, row for row" in out.decode()
+    assert code == 0
+    assert "replicas are equal, row for row" in out

@@ -1,7 +1,6 @@
 """An agent that can't go on: it leaves its set, its status says why, and it does not look healthy."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,13 @@ import pytest
 from adapters import EmbeddedPostgres
 from adapters.changes import Upsert
 from replication.cli import replica
-from replication.conflicts.tables import CLOCKS
+from replication.conflicts.tables import CLOCKS, WRITE_SETS
 from replication.model.events import log_type
 from replication.operations.doctor import examine
 from replication.replica.agent import complaint
-from replication.replica.apply.certification import WRITE_SETS
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.test_command_line import tops
+from tests.support.command_line import started, tops_of
+from tests.support.polling import eventually
 from tops.model.errors import NotReachable, TopsError
 
 MEMBERS = {"shop/r1", "shop/r2"}  # without the one that failed
@@ -57,7 +55,7 @@ async def test_the_status_of_an_agent_that_failed_has_the_code_and_the_reason(
         assert complaint(status).startswith(f"not started: serves no longer ({code}): ")
         assert str(ended) in complaint(status)
         assert not await agent.healthy()
-        shown = await tops(cluster.cluster, "rs", "status", "shop")
+        shown = await tops_of(cluster.cluster, "rs", "status", "shop")
         assert shown[0] == 1
         assert f"r3: not started: serves no longer ({code}): " in shown[1]
         async with cluster.connect(prefer="r1") as shop:
@@ -98,12 +96,11 @@ async def test_a_task_that_dies_after_the_start_ends_the_service_of_the_replica(
 async def test_the_process_of_a_failed_agent_tells_why_and_ends(server: EmbeddedPostgres, folder: Path) -> None:
     async with small_cluster(server, folder, SERIALIZABLE) as cluster:
         await damaged(cluster, SERIALIZABLE)
-        run = [sys.executable, "-m", "tops", "replica", "run", "--name", "r3", "-c", str(cluster.cluster.path)]
-        process = await asyncio.create_subprocess_exec(*run, stderr=asyncio.subprocess.PIPE)
+        process = await started("replica", "run", "--name", "r3", "-c", str(cluster.cluster.path))
         try:
 
             async def told() -> bool:
-                _, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+                _, out, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
                 return "r3: not started: serves no longer (internal-error): " in out
 
             await eventually(told, what="the status with the reason")

@@ -28,7 +28,7 @@ async def balance(shop: ReplicaSet, row: int) -> int:
     await shop.wait_in_sync()
     found = await rows_everywhere(shop, f"select balance from accounts where id = {row}")
     assert found["r1"] == found["r2"] == found["r3"]
-    return int(found["r1"][0][0])  # type: ignore[call-overload]
+    return int(found["r1"][0][0])
 
 
 def add_to(row: int) -> list[Change]:

@@ -10,9 +10,9 @@ from adapters import EmbeddedPostgres
 from adapters.changes import Insert, Update
 from replication import ReplicaSet, connect
 from replication.rpc.rejections import WriteRejected
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.wires import Wire, wire_to
+from tests.support.polling import eventually
 from tops.model.errors import OutcomeUnknown
 
 POLICIES = {

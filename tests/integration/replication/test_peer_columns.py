@@ -1,6 +1,7 @@
 """Columns that PostgreSQL fills in or adds to in its own way, in a set whose sites write without asking each other."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,9 +9,10 @@ from adapters import EmbeddedPostgres
 from adapters.changes import Insert, Row, Update, Upsert
 from replication import ReplicaSet
 from replication.rpc.rejections import WriteRejected
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_peer_to_peer import cut, heal
+from tests.support.polling import eventually
 
 SCHEMA = """
 create table tickets (id int primary key, n bigint generated always as identity, v text, amount numeric default 0);
@@ -28,10 +30,10 @@ PEERS = 'policy = "peer-to-peer"'
 RESOLVERS = {name: f'{PEERS}\nresolver = "{name}"' for name in ("last-writer", "per-column", f"{__name__}:shorter")}
 
 
-async def same_everywhere(cluster: SmallCluster, shop: ReplicaSet, sql: str) -> list[tuple[object, ...]]:
+async def same_everywhere(cluster: SmallCluster, shop: ReplicaSet, sql: str) -> list[tuple[Any, ...]]:
     """The rows, once every replica has applied everything; nothing may be quarantined."""
     await shop.wait_in_sync()
-    found: dict[str, list[tuple[object, ...]]] = {}
+    found: dict[str, list[tuple[Any, ...]]] = {}
 
     async def same() -> bool:
         found.update(await rows_everywhere(shop, sql))

@@ -18,9 +18,9 @@ from replication import ReplicaSet
 from replication.conflicts.tables import key_text, rows_of
 from replication.operations.doctor import examine
 from replication.rpc.rejections import WriteRejected
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.integration.replication.test_peer_to_peer import cut, heal
+from tests.support.polling import eventually
 
 SITES = ("r1", "r2")
 IDENT = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
@@ -229,7 +229,7 @@ async def test_what_another_site_calls_a_row_is_not_believed(server: EmbeddedPos
 
 @pytest.mark.parametrize("resolver", ["last-writer", f"{__name__}:first_text"])
 async def test_a_member_whose_key_is_no_value_of_its_type_is_left_out_alike_everywhere(
-    server: EmbeddedPostgres, folder: Path, resolver: str
+    server: EmbeddedPostgres, folder: Path, resolver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = f'policy = "peer-to-peer"\nresolver = "{resolver}"'
     async with (
@@ -242,11 +242,11 @@ async def test_a_member_whose_key_is_no_value_of_its_type_is_left_out_alike_ever
         resource = cluster.agents["r1"].resource
         unpublished = resource.unpublished
 
-        async def hostile(*asked: int) -> list[OutboxEntry]:
-            entries = await unpublished(*asked)
+        async def hostile(limit: int, after: int = 0) -> list[OutboxEntry]:
+            entries = await unpublished(limit, after)
             return [OutboxEntry(e.id, [encode_member(misnamed(m, "no number")) for m in e.members]) for e in entries]
 
-        resource.unpublished = hostile  # type: ignore[method-assign]
+        monkeypatch.setattr(resource, "unpublished", hostile)
         await one.write([Update("t0", {"id": 4}, {"v": "hostile"})])
 
         async def left_out() -> bool:
@@ -355,7 +355,7 @@ async def test_changes_of_one_row_by_several_spellings_are_done_in_order(
     ):
         expected: list[tuple[str, int] | None] = [None] * len(every)
         for step in range(6):
-            changes = []
+            changes: list[Change] = []
             for _ in range(150):
                 place = pick.randrange(len(every))
                 written = change(pick, every[place], f"{place}-{step}-{len(changes)}")

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from replication import ReplicaSet
 from replication.conflicts.clock import wall_ms
 from replication.conflicts.tables import rows_of, version_in
 from replication.replica.apply.participant import entry_of
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
+from tests.support.polling import eventually
 from tops.model.errors import NotReachable, OutcomeUnknown
 from tops.model.log_points import Digests, LogPoint
 from tops.protocol.messages import LogEntry
@@ -53,11 +55,15 @@ def heal(cluster: SmallCluster, site: str) -> None:
     agent.writes.publisher.resumed.set()
 
 
+def _skewed_ms(ahead_ms: int) -> int:
+    return wall_ms() + ahead_ms
+
+
 def skew(cluster: SmallCluster) -> None:
     for site, ahead_ms in SKEW_MS.items():
         writes = cluster.agents[site].writes
         assert writes is not None
-        writes.clock._wall = lambda ahead_ms=ahead_ms: wall_ms() + ahead_ms
+        writes.clock._wall = partial(_skewed_ms, ahead_ms)
 
 
 async def begin(shop: ReplicaSet) -> None:
@@ -134,7 +140,7 @@ class Published:
             if clock is None:
                 continue
             told, row = json.loads(clock.values["change"]), str(clock.key["key"])
-            self.seen.add((row, tuple(json.loads(clock.values["previous"]))))  # type: ignore[arg-type]
+            self.seen.add((row, tuple(json.loads(clock.values["previous"]))))
             if told["kind"] in ("insert", "update") and isinstance(change, Insert | Update):
                 self.set[row, version_in(clock).identity] = str(change.values.get("owner", ""))
 

@@ -18,8 +18,8 @@ from adapters.changes import Update, Upsert
 from replication import ReplicaSet
 from replication.client.reads import TooFewReaders
 from replication.rpc.rejections import TooFewReplicas, WriteRejected
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import VOTE_S, SmallCluster, small_cluster
+from tests.support.polling import eventually
 
 SIZES = [(m, n) for n in range(1, 6) for m in range(1, n + 1)]
 BALANCE = "select balance from accounts where id = 1"

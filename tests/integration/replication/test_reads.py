@@ -14,9 +14,10 @@ from adapters.resource import Attempt
 from replication.model.events import log_type
 from replication.rpc.calls import ReplicaFailed
 from replication.rpc.rejections import VersionConflict, WriteRejected
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import small_cluster
+from tests.support.polling import eventually
 from tops.model.errors import InvalidTransaction, NotReachable
+from tops.model.log_points import LogPoint
 
 BALANCE = "select balance from accounts where id = 1"
 PROMISES = {
@@ -41,7 +42,7 @@ async def test_an_acknowledged_write_is_read_at_once_where_the_consistency_promi
         for number in range(1, 8):
             done = await writer.write([Upsert("accounts", {"id": 1}, {"balance": number})])
             for consistency in PROMISES[keys]:
-                found = await reader.fetchval(BALANCE, consistency=consistency)  # type: ignore[arg-type]
+                found = await reader.fetchval(BALANCE, consistency=consistency)
                 assert found == number, f"{consistency} read {found} after {number} was acknowledged"
             for replica in cluster.databases:
                 after = await reader.fetchval(
@@ -116,9 +117,9 @@ async def test_a_replica_that_has_not_finished_an_acknowledged_write_does_not_an
         resource = cluster.agents["r3"].resource
         commit, free = resource.commit, asyncio.Event()
 
-        async def slow_commit(attempt: Attempt) -> None:
+        async def slow_commit(attempt: Attempt) -> LogPoint:
             await free.wait()
-            await commit(attempt)
+            return await commit(attempt)
 
         resource.commit = slow_commit  # type: ignore[method-assign]
         done = await shop.write([Update("accounts", {"id": 1}, {"balance": 2})])

@@ -6,8 +6,10 @@ import itertools
 import os
 import random
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -21,9 +23,10 @@ from replication.client.reads import TooFewReaders
 from replication.model.config import Cluster, login_keys
 from replication.replica.agent import Agent
 from replication.replica.databases import ReplicaDatabase
-from tests.integration.replication.clusters import SCHEMA, eventually
+from tests.integration.replication.clusters import SCHEMA
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.logins import logins_in
+from tests.support.polling import eventually
 from tops.model.errors import AgentReplaced, NotReachable, TopsError
 from tops.server.broker import Broker
 
@@ -40,7 +43,7 @@ class Round:
         self.newest = 0
         self.maybe: set[int] = set()  # values whose writer was not told whether they are there
 
-    async def write(self, **options: float) -> None:
+    async def write(self, **options: Any) -> None:
         value = max({self.newest, *self.maybe}) + 1
         self.maybe.add(value)
         async with self.cluster.connect(**options) as shop:
@@ -92,7 +95,7 @@ class Round:
                     assert row["balance"] >= self.newest, f"{name} is in sync without {self.newest}"
 
 
-async def restart_in(server: EmbeddedPostgres, folder: Path, orders: list[tuple[str, ...]], policy: str) -> None:
+async def restart_in(server: EmbeddedPostgres, folder: Path, orders: Sequence[tuple[str, ...]], policy: str) -> None:
     async with small_cluster(server, folder, policy, brokers=2) as cluster:
         rounds = Round(cluster, random.Random(1))
         await rounds.write()

@@ -1,10 +1,7 @@
 """A replica set whose brokers, agents, operator and HTTP side all have keys: the commands and HTTP, from outside."""
 
-import asyncio
 import json
-import os
 import ssl
-import sys
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +10,7 @@ from adapters.embedded.free_ports import free_port
 from replication.model.config import Cluster
 from tests.integration.overlay.secured import issue
 from tests.integration.replication.clusters import SCHEMA
-from tests.integration.replication.test_command_line import says, tops
+from tests.support.command_line import says, started, tops_of
 from tops.security import Authority, Kind, utc_now
 
 
@@ -44,11 +41,7 @@ async def test_the_commands_and_http_work_on_a_cluster_with_keys_and_refuse_who_
     path, authority = secured_file(folder)
     cluster = Cluster.load(path)
     operator, reader = str(issue(authority, "operator", "admin")), str(issue(authority, "auditor", "reader"))
-    up = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tops", "up", "-c", str(path), "--keys", operator, "--logs", str(folder / "logs"),
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+    up = await started("up", "-c", str(path), "--keys", operator, "--logs", str(folder / "logs"))
     try:
         await says(up, "ready")
         await the_operator_may(cluster, operator)
@@ -61,22 +54,22 @@ async def test_the_commands_and_http_work_on_a_cluster_with_keys_and_refuse_who_
 
 async def the_operator_may(cluster: Cluster, keys: str) -> None:
     insert = "insert into accounts values (1, 'anna', 100)"
-    code, _, err = await tops(cluster, "write", "shop", "--sql", insert, "--keys", keys)
+    code, _, err = await tops_of(cluster, "write", "shop", "--sql", insert, "--keys", keys)
     assert code == 0, err
     query = ("read", "shop", "--sql", "select owner from accounts", "--consistency", "current", "--format", "json")
-    code, out, err = await tops(cluster, *query, "--keys", keys)
+    code, out, err = await tops_of(cluster, *query, "--keys", keys)
     assert (code, json.loads(out)) == (0, [{"owner": "anna"}]), err
     for command in (("rs", "status"), ("rs", "apply"), ("rs", "pause"), ("rs", "resume"), ("rs", "conflicts")):
-        code, out, err = await tops(cluster, *command, "shop", "--keys", keys)
+        code, out, err = await tops_of(cluster, *command, "shop", "--keys", keys)
         assert code == 0, f"{command}: {out}{err}"
 
 
 async def others_may_not(cluster: Cluster, reader: str) -> None:
     write = ("write", "shop", "--sql", "insert into accounts values (2, 'berta', 100)")
-    code, _, err = await tops(cluster, *write)
+    code, _, err = await tops_of(cluster, *write)
     assert code != 0
     assert "keys" in err
-    code, _, err = await tops(cluster, *write, "--keys", reader)
+    code, _, err = await tops_of(cluster, *write, "--keys", reader)
     assert code != 0
     assert "auditor" in err
     assert "Traceback" not in err

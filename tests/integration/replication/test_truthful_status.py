@@ -10,10 +10,11 @@ from adapters.changes import Insert, Member, encode_member, known_by_id, pack_me
 from replication.model.config import Cluster
 from replication.operations.doctor import examine
 from replication.rpc.rejections import WriteRejected
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.test_command_line import tops
 from tests.integration.time_travel.machine import TimeMachine
+from tests.support.command_line import tops_of
+from tests.support.polling import eventually
 from tops.model.errors import NotReachable
 from tops.model.ids import TxId
 
@@ -58,10 +59,10 @@ async def test_a_record_that_can_not_be_published_is_named_and_can_be_quarantine
             assert not await cluster.agents["r1"].healthy()
             found = await examine(cluster.cluster, cluster.cluster.replica_sets[0])
             assert any(f.level == "error" and "tops rs quarantine shop --replica r1" in f.remedy for f in found)
-            code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+            code, out, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
             assert (code, "transaction c.1.1 is committed here and can't be published" in out) == (1, True)
 
-            code, out, err = await tops(cluster.cluster, "rs", "quarantine", "shop", "--replica", "r1")
+            code, out, err = await tops_of(cluster.cluster, "rs", "quarantine", "shop", "--replica", "r1")
             assert (code, "tops divergence check" in out) == (0, True), err
 
             async def all_have_it() -> bool:
@@ -70,17 +71,17 @@ async def test_a_record_that_can_not_be_published_is_named_and_can_be_quarantine
             await eventually(all_have_it, what="what was behind it at all replicas")
         await cluster.stop("r1")
         await cluster.start("r1")
-        code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+        code, out, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
         assert (code, "r1: differs from the others (notes: a transaction of this replica was quar" in out) == (1, True)
         assert (await cluster.sql("r1", "select size from tops.quarantined"))[0]["size"] == 1
 
         runs = str(folder / "runs")
-        code, said, err = await tops(cluster.cluster, "divergence", "check", "shop", "--out", runs)
+        code, said, err = await tops_of(cluster.cluster, "divergence", "check", "shop", "--out", runs)
         assert code == 1, said + err
         by = ("--by", "primary", "--primary", "r1", "--execute")
-        code, said, err = await tops(cluster.cluster, "divergence", "repair", "shop", "--out", runs, *by)
+        code, said, err = await tops_of(cluster.cluster, "divergence", "repair", "shop", "--out", runs, *by)
         assert code == 0, said + err
-        code, said, _ = await tops(cluster.cluster, "rs", "status", "shop")
+        code, said, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
         assert code == 0, said
 
 
@@ -112,12 +113,12 @@ async def test_writes_that_wait_for_the_log_are_lag_of_all_other_replicas(
             await shop.write([Insert("t", {"id": number, "v": 1})])
 
         shown = {r["replica"]: (r["in_sync"], r["lag_transactions"]) for r in (await shop.status())["replicas"]}
-        code, _, _ = await tops(cluster.cluster, "rs", "status", "shop")
+        code, _, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
         writes.publisher.resumed.set()
         await shop.wait_in_sync()
 
         assert (shown["r2"], shown["r3"], code) == ((False, 3), (False, 3), 1)
-        assert (await tops(cluster.cluster, "rs", "status", "shop"))[0] == 0
+        assert (await tops_of(cluster.cluster, "rs", "status", "shop"))[0] == 0
 
 
 async def test_a_replica_that_comes_back_ahead_of_the_log_says_so_serves_nobody_and_follows_after_a_copy(
@@ -145,7 +146,7 @@ async def test_a_replica_that_comes_back_ahead_of_the_log_says_so_serves_nobody_
             await cluster.start("r3")
 
             async def says_so() -> bool:
-                _, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+                _, out, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
                 return "r3: stopped: the database holds" in out and "empty its database" in out
 
             await eventually(says_so, what="the reason in the status")
@@ -173,9 +174,9 @@ async def test_a_replica_of_the_file_that_the_running_set_does_not_have_is_shown
     async with small_cluster(server, folder, QUORUM) as cluster:
         path = cluster.cluster.path.with_name("new.toml")
         path.write_text(cluster.cluster.path.read_text() + '\n[[replica_set.replica]]\nname = "r4"\nbroker = "b1"')
-        code, out, err = await tops(Cluster.load(path), "rs", "status", "shop")
+        code, out, err = await tops_of(Cluster.load(path), "rs", "status", "shop")
         assert (code, "r4: not in the running set: " in out, "tops rs apply shop" in out) == (1, True, True), err
-        code, out, _ = await tops(Cluster.load(path), "rs", "status", "shop", "--format", "json")
+        code, out, _ = await tops_of(Cluster.load(path), "rs", "status", "shop", "--format", "json")
         assert [r["replica"] for r in json.loads(out)[0]["replicas"]] == ["r1", "r2", "r3", "r4"]
 
 
@@ -186,11 +187,11 @@ async def test_what_a_check_finds_stays_in_the_status_until_a_repair(server: Emb
             await shop.wait_in_sync()
         await cluster.sql("r3", "update accounts set balance = 99 where id = 3")
         out = str(folder / "runs")
-        code, said, err = await tops(cluster.cluster, "divergence", "check", "shop", "--out", out)
+        code, said, err = await tops_of(cluster.cluster, "divergence", "check", "shop", "--out", out)
         assert code == 1, said + err
 
         async def shown() -> str:
-            code, said, _ = await tops(cluster.cluster, "rs", "status", "shop")
+            code, said, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
             return f"{code} {said}"
 
         before = await shown()
@@ -198,7 +199,7 @@ async def test_what_a_check_finds_stays_in_the_status_until_a_repair(server: Emb
         await cluster.start("r3")
         await eventually(lambda: _has(shown, "r3: differs from the others (accounts: 1 differing row(s))"))
         found = await examine(cluster.cluster, cluster.cluster.replica_sets[0])
-        code, said, err = await tops(cluster.cluster, "divergence", "repair", "shop", "--out", out, "--execute")
+        code, said, err = await tops_of(cluster.cluster, "divergence", "repair", "shop", "--out", out, "--execute")
         assert code == 0, said + err
 
         assert before.startswith("1 ") and "r3: differs from the others (accounts: 1 differing row(s))" in before

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from replication import ReplicaSet
-from tests.integration.replication.clusters import RunningCluster, eventually, running
+from tests.integration.replication.clusters import RunningCluster, running
 from tests.integration.replication.observations import violations
 from tests.integration.replication.test_kills import (
     IN_SYNC_S,
@@ -24,6 +24,7 @@ from tests.integration.replication.test_kills import (
     check_replicas,
 )
 from tests.integration.replication.workloads import Record, fill, read_until, write_until
+from tests.support.polling import eventually
 
 SICK_S = 8.0
 LAGGING_S = 3.0
@@ -145,5 +146,5 @@ async def sick(shop: ReplicaSet, victim: str, sickness: Sickness) -> bool:
         case "stopped_server":
             return "has not answered" in told["last_error"] and not told["in_sync"]
         case "stopped_agent":
-            return told.get("unreachable", False) and told["lag_s"] > LAGGING_S
-    return not told["in_sync"] and told["lag_s"] > LAGGING_S
+            return bool(told.get("unreachable")) and told["lag_s"] > LAGGING_S
+    return not told["in_sync"] and bool(told["lag_s"] > LAGGING_S)

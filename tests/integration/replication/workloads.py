@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from replication import ReplicaSet
 from replication.client.reads import Consistency, TooFewReaders
 from replication.rpc.rejections import WriteRejected
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.observations import QUERY, Observations, Seen, transfer_id
+from tests.support.polling import eventually
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
 
 ACCOUNTS = 10

@@ -7,8 +7,8 @@ import pytest
 from replication.replica import copies
 from replication.replica.start import starter
 from replication.rpc.calls import GetCopyChunk, OpenCopy
-from tests.integration.replication.clusters import eventually
 from tests.integration.start.seeding import SeededSet, seeded_set
+from tests.support.polling import eventually
 from tops.model.errors import NotReachable
 
 KEYS = 'policy = "quorum"\nwrite_quorum = 2\nseed = "r1"\ntables = "*"'

@@ -19,9 +19,10 @@ from replication import connect
 from replication.http.agent import serve_agent
 from replication.model.config import Cluster
 from replication.replica.agent import Agent
-from tests.integration.replication.clusters import SCHEMA, eventually, rows_everywhere
+from tests.integration.replication.clusters import SCHEMA, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.test_command_line import tops
+from tests.support.command_line import tops_of
+from tests.support.polling import eventually
 from tops.server.broker import Broker
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2\ntables = "*"'
@@ -106,6 +107,17 @@ async def test_pgbench_into_one_replica_is_noticed_within_five_seconds(server: E
                 assert 'tops_replica_direct_writes_total{replica="r2",replica_set="shop"}' in await response.text()
 
 
+async def test_pgbench_into_one_replica_is_rejected(server: EmbeddedPostgres, folder: Path) -> None:
+    async with small_cluster(server, folder, f'{QUORUM}\ndirect_writes = "reject"') as cluster:
+        script = folder / "writes.sql"
+        script.write_text("insert into lists values (:client_id, '');")
+
+        code = await pgbench(server, cluster.databases["r2"], script)
+
+        assert code == 2, "every client of pgbench was aborted by an error"
+        assert await cluster.sql("r2", "select key from lists") == []
+
+
 async def pgbench(server: EmbeddedPostgres, database: str, script: Path) -> int:
     process = await asyncio.create_subprocess_exec(
         str(server.binary("pgbench")), "-n", "-c", "4", "-t", "10", "-f", str(script), database,
@@ -148,7 +160,7 @@ async def test_a_server_that_was_set_up_by_the_printed_grants_is_guarded(folder:
         replica = '[[replica_set.replica]]\nname = "r{}"\nbroker = "b1"\ndsn = "{}"'
         path.write_text("\n".join(lines + [replica.format(number, dsn) for number, dsn in enumerate(dsns, 1)]))
         cluster = Cluster.load(path)
-        code, printed, _ = await tops(cluster, "doctor", "shop", "--print-grants")
+        code, printed, _ = await tops_of(cluster, "doctor", "shop", "--print-grants")
         assert code == 0
         given = []
         for number, part in enumerate(printed.split("-- Replica shop/")[1:], 1):

@@ -16,9 +16,10 @@ from replication.replica.agent import Agent
 from replication.replica.start.decisions import State
 from replication.replica.start.record import StartRecord
 from replication.rpc.rejections import NotStarted
-from tests.integration.replication.clusters import eventually, rows_everywhere
+from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.test_command_line import tops
+from tests.support.command_line import tops_of
+from tests.support.polling import eventually
 
 QUORUM = 'policy = "quorum"\nwrite_quorum = 2'
 POLICIES = [
@@ -96,9 +97,11 @@ async def test_the_reason_is_on_the_command_line_and_in_the_readiness(server: Em
             async with session.get(f"http://{agent.replica.listen}/readyz") as response:
                 assert (response.status, "forgotten" in await response.text()) == (503, True)
 
-        code, out, _ = await tops(cluster.cluster, "rs", "status", "shop")
+        code, out, _ = await tops_of(cluster.cluster, "rs", "status", "shop")
         assert (code, "r2: not started: the databases differ: table forgotten is missing" in out) == (1, True)
-        code, _, err = await tops(cluster.cluster, "write", "shop", "--sql", "insert into accounts values (1, 'a', 1)")
+        code, _, err = await tops_of(
+            cluster.cluster, "write", "shop", "--sql", "insert into accounts values (1, 'a', 1)"
+        )
         assert (code, "not-started" in err, "forgotten" in err) == (1, True, True)
 
         await cluster.sql("r3", "drop table forgotten")

@@ -12,7 +12,7 @@ from replication.model.config import Cluster
 from replication.operations.doctor import Finding, examine
 from replication.operations.login_grants import grants_text
 from replication.replica.agent import Agent
-from tests.integration.replication.clusters import eventually
+from tests.support.polling import eventually
 from tops.server.broker import Broker
 
 COPIES = "-- FOR COPIES AND SCHEMA FILES ONLY."

@@ -11,8 +11,8 @@ from replication.model.config import Cluster
 from replication.operations.doctor import examine
 from replication.operations.findings import of_file
 from tests.integration.replication.test_administration import database_with, findings_about
-from tests.integration.replication.test_command_line import tops
 from tests.integration.start.seeding import seeded_set
+from tests.support.command_line import tops_of
 from tops.model.errors import ConfigError
 
 GOOD = "create table parent (id int primary key); create table good (id int primary key, p int references parent);"
@@ -148,7 +148,7 @@ async def test_validate_warns_about_what_a_file_permits(folder: Path) -> None:
     keys = 'policy = "quorum"\nwrite_quorum = 1\ndirect_writes = "allow"'
     cluster = Cluster.load(a_file(folder, "postgresql://a@h/one", "postgresql://a@h/two", keys=keys))
 
-    code, out, _ = await tops(cluster, "rs", "validate")
+    code, out, _ = await tops_of(cluster, "rs", "validate")
 
     assert (code, out.count("shop: warning:")) == (0, 2)
     assert len(of_file(cluster.replica_set("shop"))) == 2

@@ -9,6 +9,8 @@ import pytest
 from adapters import EmbeddedPostgres
 from replication.replica.start import comparing, fingerprint
 from replication.replica.start.fingerprint import Described, Progress
+from replication.tables import catalog
+from replication.tables.endpoints import ReplicaEndpoint
 from tests.integration.replication.inprocess import _database, _give_back
 
 BASE = """
@@ -101,7 +103,7 @@ async def on(dsn: str, script: str) -> None:
 
 
 async def taken(dsn: str, *, checksums: bool = True) -> Described:
-    tables = await fingerprint.catalog.tables_of(fingerprint.ReplicaEndpoint("r", dsn))
+    tables = await catalog.tables_of(ReplicaEndpoint("r", dsn))
     return await fingerprint.take(dsn, "r", tables, Progress(), checksums=checksums)
 
 
@@ -126,6 +128,18 @@ async def test_every_difference_that_matters_is_found_and_named(server: Embedded
             text = told(base, await taken(second))
 
             assert expected in text, f"{change}: {text}"
+
+
+@pytest.mark.parametrize(("seed", "advice"), [(None, "as `seed`"), ("r1", "--overwrite")])
+def test_every_difference_is_told_with_what_to_do(seed: str | None, advice: str) -> None:
+    texts = [f"table t{number} is missing on r2 and exists on r1" for number in range(7)]
+
+    for count in (1, 7):
+        text = comparing.reason(texts[:count], seed)
+
+        assert texts[0] in text
+        assert advice in text.rpartition(": ")[2], text
+        assert ("2 more" in text) == (count == 7)
 
 
 async def test_what_does_not_matter_makes_no_difference(server: EmbeddedPostgres) -> None:

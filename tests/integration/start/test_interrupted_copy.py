@@ -9,8 +9,8 @@ import pytest
 from adapters.changes import Insert
 from adapters.postgres.access.guard_triggers import REJECTED
 from replication import connect
-from tests.integration.replication.clusters import eventually
 from tests.integration.start.seeding import SeededSet, listed, seeded_set
+from tests.support.polling import eventually
 
 KEYS = 'policy = "quorum"\nwrite_quorum = 2\nseed = "r1"\ntables = "*"'
 TABLES = """

@@ -13,8 +13,9 @@ from adapters import EmbeddedPostgres
 from replication.client.replica_set import connect_by_file
 from replication.model.config import Cluster
 from replication.operations.processes import Processes, wait_ready
-from tests.integration.replication.clusters import eventually, give_databases, toml
+from tests.integration.replication.clusters import give_databases, toml
 from tests.integration.start.seeding import _run
+from tests.support.polling import eventually
 
 ROWS = 5_000_000
 FILL = f"""

@@ -7,7 +7,7 @@ from adapters.changes import Insert
 from replication.model.config import Cluster
 from tests.integration.replication.clusters import rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
-from tests.integration.replication.test_command_line import tops
+from tests.support.command_line import tops_of
 
 QUORUM, PEERS = 'policy = "quorum"\nwrite_quorum = 2', 'policy = "peer-to-peer"'
 
@@ -24,12 +24,12 @@ async def test_a_change_of_policy_is_rejected_while_a_replica_is_behind(server: 
         await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
         rewrite(cluster, QUORUM, PEERS)
 
-        code, _, err = await tops(cluster.cluster, "rs", "apply", "shop", "--dry-run")
+        code, _, err = await tops_of(cluster.cluster, "rs", "apply", "shop", "--dry-run")
         assert (code, "r3 is at index 0 of 1" in err) == (2, True), err
 
         await shop.order("r3", "resume")
         await shop.wait_in_sync()
-        code, out, err = await tops(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
+        code, out, err = await tops_of(cluster.cluster, "rs", "apply", "shop", "--dry-run", "--format", "json")
         assert (code, "policy" in out) == (0, True), err
 
 

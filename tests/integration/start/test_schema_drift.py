@@ -9,8 +9,8 @@ from adapters import EmbeddedPostgres
 from replication import ReplicaSet
 from replication.operations.doctor import examine
 from replication.replica.start import drift
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import small_cluster
+from tests.support.polling import eventually
 
 WRITE_ALL = 'policy = "write-all"\ntables = "*"'
 TABLES = "create table a (id int primary key, v int); create table b (id int primary key, v int default 0)"

@@ -12,9 +12,9 @@ from adapters.postgres.copy.schema_dump import plain_sql
 from adapters.postgres.copy.scripts import run_script
 from replication import connect
 from replication.model.config import Cluster
-from tests.integration.replication.clusters import eventually
 from tests.integration.start.seeding import SeededSet, _run, listed, seeded_set
 from tests.integration.start.test_fingerprints import BASE
+from tests.support.polling import eventually
 from tops.model.errors import ConfigError
 
 KEYS = 'policy = "quorum"\nwrite_quorum = 2\nseed = "r1"'

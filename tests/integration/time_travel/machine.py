@@ -1,10 +1,7 @@
 """A small cluster whose journals and databases can be put back to an earlier time."""
 
-import asyncio
 import itertools
 import shutil
-import sys
-from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,9 @@ import asyncpg
 from adapters.changes import Insert
 from replication.model.events import log_type
 from replication.rpc.rejections import WriteRejected
-from tests.integration.replication.clusters import eventually
 from tests.integration.replication.inprocess import SmallCluster, _forget_promises
+from tests.support.command_line import tops_of
+from tests.support.polling import eventually
 from tops.model.errors import NotReachable, OutcomeUnknown, TopsError
 from tops.protocol.messages import LogRecovered
 
@@ -43,7 +41,8 @@ class TimeMachine:
     @property
     def commits_locally(self) -> bool:
         """Whether a replica takes writes by itself; they wait for the log then."""
-        return self.small.cluster.replica_set("shop").policy == "peer-to-peer"
+        config = self.small.cluster.replica_set("shop")
+        return (config.policy == "peer-to-peer" and config.order != "ordered") or config.ack == "local"
 
     async def rejection(self) -> str:
         """The code with which a write is rejected."""
@@ -171,10 +170,9 @@ class TimeMachine:
         said: list[str] = []
 
         async def done() -> bool:
-            command = (sys.executable, "-m", "tops", "journal", "recover", "shop", "-c", str(self.small.cluster.path))
-            running = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
-            said.append((await running.communicate())[0].decode())
-            return running.returncode == 0
+            code, out, errors = await tops_of(self.small.cluster, "journal", "recover", "shop")
+            said.append(out + errors)
+            return code == 0
 
         await eventually(done, 60.0, what="the recovery")
         return said[-1]

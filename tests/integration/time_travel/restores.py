@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 
-from tests.integration.replication.clusters import eventually
 from tests.integration.time_travel.machine import TimeMachine
+from tests.support.polling import eventually
 
 Restore = Callable[[TimeMachine], Awaitable[None]]
 RESTORES: dict[str, Restore] = {}
+OF_TWO_BROKERS = frozenset({"another_brokers_journal", "both_brokers_older"})
 
 
 def restore(function: Restore) -> Restore:
@@ -106,6 +107,26 @@ async def broker_and_one_replica_to_different_times(machine: TimeMachine) -> Non
 
 
 @restore
+async def broker_and_two_replicas_to_the_same_time(machine: TimeMachine) -> None:
+    """Most of the cluster is older; what was acknowledged since is at one replica."""
+    await machine.caught_up()
+    databases = {replica: await machine.copy_database(replica) for replica in ("r2", "r3")}
+    journal = await machine.copy_journal(machine.coordinator)
+    await machine.write()
+    await machine.caught_up()
+    for replica, database in databases.items():
+        await machine.restore_database(replica, database)
+    await machine.restore_journal(machine.coordinator, journal)
+    await machine.small.start("r2", "r3")
+
+    await machine.is_noticed()
+    recovered = await machine.recover()
+    assert (recovered.problem, len(recovered.behind)) == ("", 2)
+    await machine.copied_anew("r2", "r3")
+    await machine.goes_on()
+
+
+@restore
 async def one_replica_older(machine: TimeMachine) -> None:
     await machine.caught_up()
     database = await machine.copy_database("r2")
@@ -178,6 +199,19 @@ async def another_brokers_journal(machine: TimeMachine) -> None:
     await machine.restore_journal(other, copy)
 
     await machine.goes_on()
+
+
+@restore
+async def both_brokers_older(machine: TimeMachine) -> None:
+    brokers = [broker.name for broker in machine.small.cluster.config.broker]
+    copies = {broker: await machine.copy_journal(broker) for broker in brokers}
+    await machine.write()
+    await machine.caught_up()
+    for broker, copy in copies.items():
+        await machine.restore_journal(broker, copy)
+
+    await machine.is_noticed()
+    await _recovered(machine)
 
 
 @restore

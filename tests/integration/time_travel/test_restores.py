@@ -6,24 +6,17 @@ from pathlib import Path
 import pytest
 
 from adapters import EmbeddedPostgres
+from tests.integration.origin.policies import POLICIES
 from tests.integration.replication.inprocess import small_cluster
 from tests.integration.time_travel.machine import TimeMachine
-from tests.integration.time_travel.restores import RESTORES, broker_older
+from tests.integration.time_travel.restores import OF_TWO_BROKERS, RESTORES, broker_older
 
-POLICIES = {
-    "write-all": 'policy = "write-all"',
-    "quorum": 'policy = "quorum"',
-    "combined": 'policy = "combined"\nsync = ["r1", "r2"]',
-    "primary-site": 'policy = "primary-site"\nprimary = "r1"\nack = "logged"',
-    "peer-to-peer": 'policy = "peer-to-peer"',
-    "serializable": 'policy = "serializable"',
-}
 ALL = [(name, policy) for name in RESTORES for policy in POLICIES]
 ROTATING = [ALL[(date.today().toordinal() * 5 + n * 13) % len(ALL)] for n in range(2)]
 
 
 async def travel(server: EmbeddedPostgres, folder: Path, name: str, policy: str) -> None:
-    brokers = 2 if name == "another_brokers_journal" else 1
+    brokers = 2 if name in OF_TWO_BROKERS else 1
     async with small_cluster(server, folder, POLICIES[policy], brokers=brokers) as small:
         machine = TimeMachine(small)
         try:

@@ -1,10 +1,10 @@
 """A site's ordinary events: types that it advertised, events that it published, and their confirmations."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
+from tops.core.client.gathering import GatheredEvent
 from tops.core.client.type_directory import TypeDirectory
 from tops.model.errors import InvalidEventType, LimitExceeded, NotAdvertised, TopsError
 from tops.protocol.effects import CompleteRequest, Disseminate, Effect, SendTo
@@ -85,9 +85,7 @@ class EventPublisher:
             return effects
         return [*effects, CompleteRequest(request)]
 
-    def publish_confirmed(
-        self, event_type: str, events: Sequence[tuple[int, dict[str, Any], msgspec.Raw]]
-    ) -> list[Effect]:
+    def publish_confirmed(self, event_type: str, events: Sequence[GatheredEvent]) -> list[Effect]:
         """Publish events of a durable type, in order, each with its request, its body and that body encoded. Each
         request completes with the event's index when the event is on disk. The caller has checked every body."""
         family = self.directory.types.family(event_type)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tops.core.client.event_publisher import EventPublisher
+from tops.core.client.gathering import GatheredEvent, Gathering
 from tops.core.client.own_resources import OwnResources
 from tops.core.client.own_transactions import OwnTransactions
 from tops.core.client.type_directory import TypeDirectory
@@ -106,6 +107,7 @@ class SiteCore:
         self.routes_requested: dict[int, int] = {}  # subscription -> the request that waits for its route
         self._retrying = False
         self._meant = (incarnation, 0)  # incarnations in addresses that reach this one; 0: any
+        self.gathering = Gathering(self._publish_gathered, self.execute_all)
         self._message_handlers, self._publications = self._handlers(), participation.publications
 
     def _handlers(self) -> dict[type, Callable[[Any], list[Effect]]]:
@@ -190,17 +192,10 @@ class SiteCore:
         """Publish an ordinary event; for a durable type the request completes when the event is on disk."""
         return self._request(self.events.publish(request, event))
 
-    def publish_confirmed(
-        self, event_type: str, events: Sequence[tuple[int, dict[str, Any], msgspec.Raw]]
-    ) -> list[Effect]:
-        """Publish events of a durable type, in order, each with its request, its body and that body encoded. Each
-        request completes with the event's index when the event is on disk. The caller has checked every body."""
-        return self._request(self.events.publish_confirmed(event_type, events))
-
-    def publish_all(self, event_type: str, bodies: tuple[msgspec.Raw, ...]) -> list[Effect]:
-        """Publish ordinary events of an advertised type that is not durable, in order. The caller has checked and
-        encoded each."""
-        return self._carry_out(self.events.publish_all(event_type, bodies))
+    def _publish_gathered(self, event_type: str, events: Sequence[GatheredEvent]) -> list[Effect]:
+        if self.types.whole(event_type).durable:
+            return self._request(self.events.publish_confirmed(event_type, events))
+        return self._carry_out(self.events.publish_all(event_type, tuple([encoded for _, _, encoded in events])))
 
     def stop_repeating(self, subject: str) -> list[int]:
         """A broker did not act on a message about this subject, a kind and a name: it must not be sent again. Returns

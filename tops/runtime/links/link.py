@@ -1,27 +1,26 @@
-"""One neighbour: a session that survives connections, and the code that serves a connection while there is one.
+"""One neighbour: drives a link's machine over the connection that there is at the moment.
 
-Messages are queued as bytes. At the end of an event-loop iteration all that is queued goes into one frame, so frames
-grow with the load and nothing waits when there is none. At most `WINDOW_BYTES` are in flight unacknowledged; the rest
-stays in the queue, whose size its owner watches. An owner under backpressure withholds acknowledgements, which stops
-the other end's queue without stopping this end's reads: heartbeats, votes and decisions still arrive.
+What is posted is queued as bytes. At the end of the event-loop iteration all that is queued is put into one frame, so
+frames grow with the load and nothing waits when there is none. What is sent when is decided by `LinkFlow`.
 """
 
 import asyncio
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
 import aiohttp
 import msgspec
 
-from tops.core.link.session import Frame, LinkSession
+from tops.core.link.flow import Acknowledge, LinkFlow
+from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError, TopsError
 from tops.model.ids import NodeId
 from tops.protocol.messages import LinkMessage
 from tops.runtime.links.fault_points import fault_point
 from tops.runtime.links.sockets import Socket, drained, hand_over, write
 from tops.runtime.links.wire import (
-    BATCH_BYTES,
     AnyControl,
     Goodbye,
     LinkHello,
@@ -31,13 +30,26 @@ from tops.runtime.links.wire import (
     encode_frame,
 )
 
-WINDOW_BYTES: Final = 4 * 2**20
 QUEUE_BYTES_MAX: Final = 2**20  # publishers wait while more than this is queued
-ACKNOWLEDGE_FRAMES: Final = 16
-ACKNOWLEDGE_BYTES: Final = 2**20
 ACKNOWLEDGE_AFTER_S: Final = 0.2
 
 _FAULT_POINT: Final = fault_point()
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What has passed a link."""
+
+    received_messages: int = 0
+    sent_messages: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+    def add(self, other: "Traffic") -> None:
+        self.received_messages += other.received_messages
+        self.sent_messages += other.sent_messages
+        self.received_bytes += other.received_bytes
+        self.sent_bytes += other.sent_bytes
 
 
 class LinkOwner(Protocol):
@@ -57,22 +69,13 @@ class Link:
 
     def __init__(self, name: NodeId, incarnation: int, session_name: str) -> None:
         self.name, self.incarnation, self.session_name = name, incarnation, session_name
-        self.session = LinkSession()
-        self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
-        self.queued_bytes = 0
-        self.received_messages = self.sent_messages = self.received_bytes = self.sent_bytes = 0
-        self.parted: str | None = None  # why the other end closed, if it sent a `Goodbye`
-        self._queue: deque[bytes] = deque()
+        self.flow = LinkFlow()
+        self.session = self.flow.session
+        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
+        self.traffic = Traffic()
+        self.parted: str | None = None  # why the other end closed, if it said so
         self._controls: deque[AnyControl] = deque()
-        self._in_flight: deque[tuple[int, int]] = deque()  # number and size of frames not acknowledged yet
-        self._in_flight_bytes = 0
-        self._oldest_in_flight = 0  # its number at the last check, and for how long it has been the oldest
-        self._unacknowledged_s = 0.0
-        self._acknowledged = 0  # the last acknowledged number that was sent to the other end
-        self._unacknowledged_bytes = 0
-        self._acknowledge = self._holding = False
         self._acknowledge_later: asyncio.TimerHandle | None = None
-        self._repeated: deque[Frame] = deque()  # what a new connection must carry first
         self._woken = False
         self._draining: asyncio.Task[None] | None = None  # the connection is full
         self._resting: asyncio.Future[None] | None = None  # nothing is read until it is done
@@ -90,26 +93,19 @@ class Link:
         return self._socket is not None
 
     @property
-    def pending_bytes(self) -> int:
-        """Bytes that this end holds for the other: queued, and sent but not acknowledged."""
-        return self.queued_bytes + self._in_flight_bytes
+    def queued_bytes(self) -> int:
+        return self.flow.queued_bytes
 
-    def unacknowledged_s(self, passed_s: float) -> float:
-        """For how long the other end has acknowledged nothing of what is in flight; to be called regularly, with the
-        time since the last call."""
-        oldest = self._in_flight[0][0] if self._in_flight else 0
-        if oldest != self._oldest_in_flight:
-            self._oldest_in_flight, self._unacknowledged_s = oldest, 0.0
-        elif oldest:
-            self._unacknowledged_s += passed_s
-        return self._unacknowledged_s
+    @property
+    def pending_bytes(self) -> int:
+        """All that this end keeps for the other: queued, and sent but not acknowledged."""
+        return self.flow.pending_bytes
 
     # ------------------------------------------------------------------------------------------------------- sending
 
     def enqueue(self, encoded: bytes) -> None:
-        """Queue one message, encoded by `encode_message`."""
-        self._queue.append(encoded)
-        self.queued_bytes += len(encoded)
+        """Queue one message, as `encode_message` gave it."""
+        self.flow.queue(msgspec.Raw(encoded), len(encoded))
         self._wake()
 
     def send_now(self) -> None:
@@ -124,15 +120,13 @@ class Link:
             self._wake()
 
     def hold(self, holding: bool) -> None:
-        """Withhold or continue acknowledgements, so that the other end stops or continues to send."""
-        if self._holding and not holding:
-            self._acknowledge = True
+        """Stop or go on telling the other end what was received, so that it stops or goes on sending."""
+        if self.flow.hold(holding):
             self._wake()
-        self._holding = holding
 
     @property
     def is_full(self) -> bool:
-        return self.queued_bytes > QUEUE_BYTES_MAX
+        return self.flow.queued_bytes > QUEUE_BYTES_MAX
 
     async def wait_writable(self) -> None:
         """Returns when the queue is within its window; publishers wait here."""
@@ -142,9 +136,9 @@ class Link:
             await waiting
 
     async def flushed(self) -> None:
-        """Returns when everything queued so far has arrived at the other end."""
-        target = self.session.sent + (1 if self._queue else 0)
-        while self._queue or (self._in_flight and self._in_flight[0][0] <= target):
+        """Returns when everything posted so far has arrived at the other end."""
+        upto = self.session.sent + (1 if self.flow.has_queued else 0)
+        while not self.flow.all_arrived(upto):
             arrived = self._loop.create_future()
             self._flushes.append(arrived)
             self._wake()
@@ -162,10 +156,8 @@ class Link:
         self.close(str(error))
 
     def abandon(self) -> None:
-        """Another link replaces this one: publishers that wait for this one's window continue there."""
-        self._queue.clear()
-        self._in_flight.clear()
-        self.queued_bytes = self._in_flight_bytes = 0
+        """Another link takes over: whoever waits for room looks for it there."""
+        self.flow.abandon()
         _release(self._window_waiters)
         _release(self._flushes)
 
@@ -184,11 +176,10 @@ class Link:
         self._socket, self._closing, self.parted = socket, None, None
         self._released.clear()
         self._controls.clear()
-        self._acknowledge = False
         self._flush_requested = 0
         self._failure = self._resting = None
-        self._confirm(received_by_peer)
-        self._repeated = deque(self.session.resume(received_by_peer))
+        self.flow.connected(received_by_peer)
+        _release(self._flushes)
         self._wake()
         try:
             await self._read(socket, owner)
@@ -240,51 +231,24 @@ class Link:
 
     def _next_data(self) -> bytes | None:
         """The next message for the connection, if there is one."""
-        if self._repeated:
-            return encode_frame(self._repeated.popleft())
         if self._controls:
             return encode_control(self._controls.popleft())
-        if self._queue and self._in_flight_bytes < WINDOW_BYTES:
-            frame = self._next_frame()
-            if _FAULT_POINT is not None:
-                _FAULT_POINT.leaving(frame)
-            return frame
+        if (frame := self.flow.next_frame()) is not None:
+            return self._encoded(frame)
         if self._flushes and self._flush_requested < self.session.sent:
             self._flush_requested = self.session.sent
             return encode_control(RequestAcknowledgement())
-        if self._acknowledge:
-            self._note_acknowledged()
-            return encode_frame(Frame(0, self._acknowledged))
         return None
 
-    def _next_frame(self) -> bytes:
-        queue = self._queue
-        encoded = queue.popleft()
-        messages: list[Any] = [msgspec.Raw(encoded)]
-        size = len(encoded)
-        while queue and size < BATCH_BYTES:
-            encoded = queue.popleft()
-            size += len(encoded)
-            messages.append(msgspec.Raw(encoded))
-        self.queued_bytes -= size
-        if not self._holding:
-            self._note_acknowledged()
-        frame = self.session.pack(tuple(messages))
-        if self._holding:
-            frame = msgspec.structs.replace(frame, received=self._acknowledged)
+    def _encoded(self, frame: Frame) -> bytes:
         data = encode_frame(frame)
-        self._in_flight.append((frame.number, size))
-        self._in_flight_bytes += size
-        self.sent_messages += len(messages)
-        self.sent_bytes += len(data)
-        if self._window_waiters and self.queued_bytes <= QUEUE_BYTES_MAX:
+        self.traffic.sent_messages += len(frame.messages)
+        self.traffic.sent_bytes += len(data)
+        if _FAULT_POINT is not None:
+            _FAULT_POINT.leaving(data)
+        if self._window_waiters and not self.is_full:
             _release(self._window_waiters)
         return data
-
-    def _note_acknowledged(self) -> None:
-        self._acknowledged = self.session.received
-        self._unacknowledged_bytes = 0
-        self._acknowledge = False
 
     async def _read(self, socket: Socket, owner: LinkOwner) -> None:
         """Process what was not processed at its arrival, the end of the connection, and errors."""
@@ -322,7 +286,7 @@ class Link:
             self._receive(cast(bytes, arrived.data), owner)
 
     def _receive(self, data: bytes, owner: LinkOwner) -> None:
-        self.received_bytes += len(data)
+        self.traffic.received_bytes += len(data)
         item = decode(data)
         if isinstance(item, Frame):
             pause_s = self._take(item, len(data), owner)
@@ -343,43 +307,33 @@ class Link:
         return resting
 
     def _take(self, frame: Frame, size: int, owner: LinkOwner) -> float:
-        self._confirm(frame.received)
+        if self.flow.confirm(frame.received):
+            self._confirmed()
         messages = self.session.unpack(frame)
         if not frame.number:
             return 0.0
-        self.received_messages += len(messages)
+        self.traffic.received_messages += len(messages)
         pause_s = owner.take(self, messages, size)
-        self._unacknowledged_bytes += size
-        if (
-            self.session.received - self._acknowledged >= ACKNOWLEDGE_FRAMES
-            or self._unacknowledged_bytes >= ACKNOWLEDGE_BYTES
-        ):
+        due = self.flow.received(size)
+        if due is Acknowledge.NOW:
             self._acknowledge_now()
-        elif self._acknowledge_later is None:
+        elif due is Acknowledge.SOON and self._acknowledge_later is None:
             self._acknowledge_later = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._acknowledge_overdue)
         return pause_s
 
     def _acknowledge_overdue(self) -> None:
         self._acknowledge_later = None
-        if self.session.received > self._acknowledged:
+        if self.flow.owes_acknowledgement:
             self._acknowledge_now()
 
     def _acknowledge_now(self) -> None:
-        if not self._holding:
-            self._acknowledge = True
+        if self.flow.acknowledge():
             self._wake()
 
-    def _confirm(self, received: int) -> None:
-        """The other end has acknowledged everything up to this frame."""
-        if received > self.session.sent:
-            raise ProtocolError("the other end acknowledged a frame that was never sent")
-        frames = self._in_flight
-        if not frames or frames[0][0] > received:
-            return
-        while frames and frames[0][0] <= received:
-            self._in_flight_bytes -= frames.popleft()[1]
-        if self._queue:
-            self._wake()  # the window has credit again
+    def _confirmed(self) -> None:
+        """The other end has received more: there is credit in the window, and a flush may be complete."""
+        if self.flow.has_queued:
+            self._wake()
         if self._flushes:
             _release(self._flushes)
 

@@ -16,7 +16,6 @@ from tops.protocol.messages import PROTOCOL, LinkMessage
 
 FRAME: Final = 0
 CONTROL: Final = 1
-BATCH_BYTES: Final = 256 * 2**10  # a frame of this size gets no more messages
 
 
 class LinkControl(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
