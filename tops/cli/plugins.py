@@ -35,7 +35,7 @@ def commands() -> Mapping[str, EntryPoint]:
 
 def broker_routes() -> list[Callable[[Path, str], Any]]:
     """What adds routes to a broker's HTTP side, and knows the policies of replica sets."""
-    return [load(place) for place in metadata.entry_points(group=BROKER_ROUTES)]
+    return [load(entry) for entry in metadata.entry_points(group=BROKER_ROUTES)]
 
 
 def load(entry: EntryPoint) -> Any:

@@ -72,7 +72,7 @@ class BrokerNode:
         self.name = core.name
         self.rejecting = False  # the journal is full: durable events are rejected
         self.links: dict[NodeId, Link] = {}
-        self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
+        self.guards: dict[NodeId, Guard] = {}  # of links to sites
         self.former_traffic = Traffic()  # of links that are no more
         self.meter = TxMeter(core.rendezvous.logs_of)
         self.alarms: list[tuple[float, str, str]] = []
@@ -394,7 +394,7 @@ class BrokerNode:
         for name, guard in list(self.guards.items()):
             link = self.links[name]
             if link.flow.stalled_s(passed_s) > limits.acknowledge_s and link.connected:
-                self._too_slow(link, f"you acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
+                self._too_slow(link, f"it acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
             elif link.pending_bytes:
                 waiting.setdefault(guard.accountable, []).append(link)
         held = {identity: sum(link.pending_bytes for link in links) for identity, links in waiting.items()}
@@ -435,7 +435,9 @@ class BrokerNode:
             if not link.connected and link.pending_bytes > self.limits.link_bytes_max:
                 # It is not known when it comes back: it begins a new session then, and does not block the others.
                 self.counters["resets"] += 1
-                self.alarm("link-reset", f"{link.name} is away and {link.pending_bytes} bytes for it were dropped")
+                self.alarm(
+                    "link-reset", f"{link.name} is unreachable and {link.pending_bytes} bytes for it were dropped"
+                )
                 self._remove(link.name)
         backpressure = (
             any(link.connected and link.queued_bytes > limit for link in self.broker_links())

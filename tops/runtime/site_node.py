@@ -53,7 +53,7 @@ REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
 BACKLOG_MAX = 100_000  # ordinary events that participants have not processed; beyond it nothing more is read
 BACKLOG_BYTES_MAX = 64 * 2**20  # received since participants had processed everything; beyond it the same
 BACKLOG_PAUSE_S = 0.01
-BACKLOG_LOOK, BACKLOG_LOOK_BYTES = 64, 2**20  # messages, or bytes, between two looks at it
+BACKLOG_CHECK, BACKLOG_CHECK_BYTES = 64, 2**20  # messages, or bytes, between two checks of it
 
 log = logging.getLogger("tops.site")
 
@@ -85,9 +85,9 @@ class SiteNode:
         self._closing = False
         self._problem = ""  # why the last attempt to connect failed
         self._gathered = False  # whether something waits for the end of this event-loop iteration
-        self._taken = 0  # messages since the last look at the backlog
-        self._looked_bytes = 0  # what the link had received at that look
-        self._backlog_bytes = 0  # at most so much of what was received has not been got to
+        self._taken = 0  # messages since the last check of the backlog
+        self._checked_bytes = 0  # what the link had received at that check
+        self._backlog_bytes = 0  # an upper bound of what was received and is not processed
 
     @property
     def core(self) -> SiteCore:
@@ -234,15 +234,15 @@ class SiteNode:
         for message in messages:
             put(core.receive(message, now))
         self._taken += len(messages)
-        if self._taken >= BACKLOG_LOOK or link.traffic.received_bytes - self._looked_bytes >= BACKLOG_LOOK_BYTES:
+        if self._taken >= BACKLOG_CHECK or link.traffic.received_bytes - self._checked_bytes >= BACKLOG_CHECK_BYTES:
             return self.pause(link)
         return 0.0
 
     def pause(self, link: Link) -> float:
         """For how long nothing more should be read, because the participants' backlog is too large."""
         self._taken = 0
-        self._backlog_bytes += link.traffic.received_bytes - self._looked_bytes
-        self._looked_bytes = link.traffic.received_bytes
+        self._backlog_bytes += link.traffic.received_bytes - self._checked_bytes
+        self._checked_bytes = link.traffic.received_bytes
         backlog = max([driver.backlog for driver in self.drivers.values()], default=0)
         if not backlog:
             self._backlog_bytes = 0

@@ -51,7 +51,7 @@ class World:
         self.site_grace_s = 0.5
         # Apart from the rest, so that a run in which sites do not gather is not changed by the question.
         self.gathers = Random(f"{seed} gathers").random() < self.faults.gathering
-        # Random clusters have small limits now and then; scripted ones always have roomy ones.
+        # Random clusters sometimes have small limits; scripted ones always have large ones.
         limits = Random(seed)
 
         def limit(*values: int) -> int:

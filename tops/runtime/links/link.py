@@ -71,9 +71,9 @@ class Link:
         self.name, self.incarnation, self.session_name = name, incarnation, session_name
         self.flow = LinkFlow()
         self.session = self.flow.session
-        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
+        self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
         self.traffic = Traffic()
-        self.parted: str | None = None  # why the other end closed, if it said so
+        self.parted: str | None = None  # why the other end closed, if it sent a `Goodbye`
         self._controls: deque[AnyControl] = deque()
         self._acknowledge_later: asyncio.TimerHandle | None = None
         self._woken = False
@@ -104,7 +104,7 @@ class Link:
     # ------------------------------------------------------------------------------------------------------- sending
 
     def enqueue(self, encoded: bytes) -> None:
-        """Queue one message, as `encode_message` gave it."""
+        """Queue one message, encoded by `encode_message`."""
         self.flow.queue(msgspec.Raw(encoded), len(encoded))
         self._wake()
 
@@ -120,7 +120,7 @@ class Link:
             self._wake()
 
     def hold(self, holding: bool) -> None:
-        """Stop or go on telling the other end what was received, so that it stops or goes on sending."""
+        """Withhold or continue acknowledgements, so that the other end stops or continues to send."""
         if self.flow.hold(holding):
             self._wake()
 
@@ -136,7 +136,7 @@ class Link:
             await waiting
 
     async def flushed(self) -> None:
-        """Returns when everything posted so far has arrived at the other end."""
+        """Returns when everything queued so far has arrived at the other end."""
         upto = self.session.sent + (1 if self.flow.has_queued else 0)
         while not self.flow.all_arrived(upto):
             arrived = self._loop.create_future()
@@ -156,7 +156,7 @@ class Link:
         self.close(str(error))
 
     def abandon(self) -> None:
-        """Another link takes over: whoever waits for room looks for it there."""
+        """Another link replaces this one: publishers that wait for this one's window continue there."""
         self.flow.abandon()
         _release(self._window_waiters)
         _release(self._flushes)
