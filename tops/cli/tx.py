@@ -170,7 +170,7 @@ async def _resolved(
                 f"the coordinator of {event_type!r} does not respond: start its broker again, its journal has the "
                 "decision"
             ) from None
-        missing = ", ".join(undecided.get("missing", ())) or "nobody"
+        missing = ", ".join(undecided.get("missing", ())) or "none"
         if not force:
             reason = f"{undecided['state']}; votes missing from {missing}; --force aborts it"
             undecided_yet = Rejection(RejectionCode.TIMED_OUT, reason)

@@ -55,10 +55,10 @@ async def read_log(node: SiteNode, event_type: str, first: int, last: int, timeo
 
 
 async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, *, operator: bool = False) -> None:
-    asked: list[int] = []
+    sent: list[int] = []
 
     def make(request: int) -> list[Effect]:
-        asked.append(request)
+        sent.append(request)
         return node.core.end_log(request, event_type, name, operator=operator)
 
     try:
@@ -70,7 +70,7 @@ async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, 
             f"broker {broker!r} did not confirm within {timeout_s} s that {name!r} has ended: try again"
         ) from None
     finally:
-        for request in asked:
+        for request in sent:
             node.core.cancel_log_request(request)
 
 
@@ -78,10 +78,10 @@ async def recover_log(
     node: SiteNode, event_type: str, replicas: tuple[str, ...], needed: int, accept_loss: bool, timeout_s: float
 ) -> LogRecovered:
     """Continue a log whose journal is stale in a new history, for an operator."""
-    asked: list[int] = []
+    sent: list[int] = []
 
     def make(request: int) -> list[Effect]:
-        asked.append(request)
+        sent.append(request)
         return node.core.recover_log(request, event_type, replicas, needed, accept_loss)
 
     try:
@@ -91,7 +91,7 @@ async def recover_log(
     except TimeoutError:
         raise _silent(node, event_type) from None
     finally:
-        for request in asked:
+        for request in sent:
             node.core.cancel_log_request(request)
 
 

@@ -116,9 +116,9 @@ class Participant:
 
 async def _notify_all(participant: Participant, events: Sequence[Received]) -> None:
     for event in events:
-        answer = participant.on_notify_tx(event)
-        if answer is not None:
-            await answer
+        result = participant.on_notify_tx(event)
+        if result is not None:
+            await result
 
 
 class BatchParticipant(Participant, ABC):

@@ -42,7 +42,7 @@ class Faults(msgspec.Struct, frozen=True):
     move: float = 0.2  # a site goes to another broker without being cut off
     gathering: float = 0.3  # chance that sites gather events that they publish at one moment, as the library does
     narrow_windows: float = 0.2  # chance that a run's links take a few messages in flight at most
-    resubscribe: float = 0.2  # a site ends a subscription and asks for it again
+    resubscribe: float = 0.2  # a site ends a subscription and subscribes again
     restore_journal: float = 0.0  # a broker comes back with an earlier copy of its journal
     restore_database: float = 0.0  # a replica comes back with an earlier copy of its database
 

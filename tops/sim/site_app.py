@@ -66,7 +66,7 @@ class SiteApp:
         self._requests: dict[int, Script | None] = {}
         self._last_request = 0
 
-    # ----------------------------------------------------------------------------------------------- life of the site
+    # ----------------------------------------------------------------------------------------------- start and crash
 
     def start(self, site: "SimSite") -> None:
         self.site = site
@@ -260,7 +260,7 @@ class SiteApp:
                     return database.finish(memo, committed)
                 case ApplyEntries(entries=entries, upto=upto, history=history, digests=digests):
                     return database.apply(entries, upto, history, digests)
-            raise Broken(f"a replica was asked for {type(call).__name__}")
+            raise Broken(f"a replica got a {type(call).__name__}")
         return self._callback(s, database, call)
 
     def _callback(self, s: SimSubscription, database: CallbackDatabase, call: Call) -> Any:
@@ -292,17 +292,17 @@ class SiteApp:
                 if chosen is Scope.LOCAL:
                     world.history.local_aborts.append((tx, self.site.name, rejection))
                 return database.abort(tx)
-        raise Broken(f"a participant was asked for {type(call).__name__}")
+        raise Broken(f"a participant got a {type(call).__name__}")
 
     def _join(self, s: SimSubscription, tx: TxId, spec: TxSpec) -> Scope:
-        asked = self.world.rng.choice(s.prefers)
-        if asked is Scope.DISTRIBUTED and spec.tx_type.value == "local":
-            asked = Scope.LOCAL
-        granted = granted_scope(asked, spec.limit, spec.tx_type)
+        chosen = self.world.rng.choice(s.prefers)
+        if chosen is Scope.DISTRIBUTED and spec.tx_type.value == "local":
+            chosen = Scope.LOCAL
+        granted = granted_scope(chosen, spec.limit, spec.tx_type)
         self.world.history.scopes[tx, self.site.name, s.number, self.site.incarnation] = granted
         if spec.access is Access.PUBLIC and granted is Scope.DISTRIBUTED and self.world.rng.random() < 0.5:
             self.run(self.world.workload.contribution(self, tx, spec))
-        return asked
+        return chosen
 
 
 def _brief(call: Call) -> str:

@@ -154,15 +154,15 @@ class EpochCoordinator:
         if self.log is not None:
             number, voters = self.log.reserve(), self._without_late(group, voters)
             if self.standing.registrations.keys() <= voters.keys():
-                asked = voters  # every registered replica votes already
+                recipients = voters  # every registered replica votes already
             else:
                 barred = self.log.unconfirmed.keys() | self.log.differing
                 joiners = self.standing.joiners(group[0].spec, number, self.options.join_gap, barred)
-                asked = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
+                recipients = {**voters, **{key: m for key, m in joiners.items() if key not in self.late}}
         else:
             self.volatile_number += 1
-            number, asked = self.volatile_number, voters
-        return self._prepare(number, 1, group, dict(asked), frozenset(voters))
+            number, recipients = self.volatile_number, voters
+        return self._prepare(number, 1, group, dict(recipients), frozenset(voters))
 
     def _without_late(self, group: list[ReadyTx], voters: dict[str, Member]) -> dict[str, Member]:
         """Omit voters that still work on an epoch that was decided without them, unless their votes are needed."""
@@ -311,9 +311,9 @@ class EpochCoordinator:
         }
         if not timely:
             return timely
-        everyone = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
+        all_voters = {key: epoch.voters[key] for key in sorted(verdict.committing | timely)}
         rest = [m for m in epoch.members if m.tx not in verdict.excluded]
-        allowed = suffice(rest, epoch.counted & verdict.committing, everyone, self.predicates)
+        allowed = suffice(rest, epoch.counted & verdict.committing, all_voters, self.predicates)
         return timely if allowed else set()
 
     def _try_again(self, epoch: Epoch, verdict: Verdict) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 It composes the parts that do so: `KnownTypes` (epochs and logs per family), `LogService` (ordinary events),
 `LocalTransactions`, `DistributedTransactions` and `PublicTransactions`, `RegistrationHandler` and `Outcomes`. It
-handles messages and looks at publications on their way through; it knows nothing of links.
+handles messages, and publications on their way through; it knows nothing of links.
 """
 
 from collections.abc import Callable, Mapping
@@ -308,10 +308,10 @@ class Rendezvous:
             coordinator.members[key].address = at  # it may have moved to another broker
         if coordinator.state is TxState.CENSUS:
             return []
-        answer = MembershipReported(
+        response = MembershipReported(
             tx=m.tx, voter=m.voter, state=coordinator.state, members=coordinator.census.hashed_members()
         )
-        return [SendTo(at, answer)]
+        return [SendTo(at, response)]
 
     def _get_outcome(self, m: GetOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
         return self._ended(m, at)
