@@ -58,7 +58,7 @@ async def test_neither_an_error_nor_a_cancellation_inside_a_piece_ends_the_other
     async with asyncio.timeout(10):
         await done.wait()
 
-    assert "an error that nobody took" in caplog.text
+    assert "an unhandled error" in caplog.text
 
 
 async def test_stopping_cancels_what_is_done_and_begins_nothing_more() -> None:

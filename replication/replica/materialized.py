@@ -29,11 +29,11 @@ class MaterializedViews:
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
         self._sources: dict[tuple[str | None, str], str] = {}
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
 
     async def check_not_read(self, sql: str) -> None:
         """Reject a query that any replica may answer, and each in another way."""
-        if asyncio.get_running_loop().time() > self._looked_at + KEEP_S:
+        if asyncio.get_running_loop().time() > self._checked_at + KEEP_S:
             await self._look()
         if not self._sources:
             return
@@ -48,7 +48,7 @@ class MaterializedViews:
             )
 
     async def _look(self) -> None:
-        self._looked_at = asyncio.get_running_loop().time()
+        self._checked_at = asyncio.get_running_loop().time()
         found = (await self._resource.read_own(_NAMES)).rows
         self._sources = {(row["schema"], row["name"]): row["source"] for row in found}
         self._sources |= {(None, row["name"]): row["source"] for row in found if row["visible"]}

@@ -401,7 +401,7 @@ async def test_a_stolen_key_locks_its_owner_out_no_longer_than_clocks_may_differ
             await thief.send_messages(TypeAdvertised(definitions=(log,)))
             await thief.spread(Published(event=Event("orders", {"n": 666}), origin=Origin("orders", 1)), "orders")
             await eventually(lambda: bool(thief.received_of(EventConfirmed)))
-            with pytest.raises(ProtocolError, match="a newer life"):
+            with pytest.raises(ProtocolError, match="a newer incarnation"):
                 async with Hostile.connect(secured.broker.url, keys):
                     pytest.fail("it must not get in")
 

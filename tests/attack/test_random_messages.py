@@ -102,7 +102,7 @@ async def attack(sets: SecuredSets, role: str, seed: int, messages: int, tally: 
             verdict, count = await _one_frame(made, link, min(FRAME, messages - sent), tally)
             sent += count
             tally.verdicts[verdict.value] += 1
-            if verdict is Verdict.CLOSED and "said nothing" in link.closed_because:
+            if verdict is Verdict.CLOSED and "sent nothing" in link.closed_because:
                 tally.silent.append(role)
             for received in link.received[-20:]:
                 made.seen.note(received)

@@ -216,22 +216,22 @@ BAD: list[tuple[str, str, Plant]] = [
     ),
     (
         "one was told committed, another aborted",
-        "check_answers_were_true",
+        "check_responses_were_true",
         lambda run: run.world.history.outcomes[run.free].add("aborted"),
     ),
     (
         "told committed and never decided",
-        "check_answers_were_true",
+        "check_responses_were_true",
         lambda run: run.replace_decision(run.free),
     ),
     (
         "told aborted and decided",
-        "check_answers_were_true",
+        "check_responses_were_true",
         lambda run: run.world.history.outcomes.update({run.free: {"aborted"}}),
     ),
     (
         "a local transaction told aborted and committed somewhere",
-        "check_answers_were_true",
+        "check_responses_were_true",
         lambda run: run.world.history.outcomes.update({run.local: {"aborted"}}),
     ),
     (
@@ -262,11 +262,11 @@ BAD: list[tuple[str, str, Plant]] = [
     ("fewer than the minimum commit", "check_constraints_held", lambda run: drop_voters(run, 1)),
     ("a required one does not commit", "check_constraints_held", lambda run: commits_without(run, "S")),
     ("a stranger commits", "check_constraints_held", commits_with_a_stranger),
-    ("a promise was neither kept nor given back", "check_nobody_left_out", promised_and_left_out),
-    ("it was decided without one that promised", "check_nobody_left_out", decided_without_one_that_promised),
+    ("a promise was neither kept nor given back", "check_every_participant_commits", promised_and_left_out),
+    ("it was decided without one that promised", "check_every_participant_commits", decided_without_one_that_promised),
     (
         "one of two participants at a site was left out",
-        "check_nobody_left_out",
+        "check_every_participant_commits",
         lambda run: run.world.history.prepared_work[run.free].add((run.cluster["T"].name, 2)),
     ),
     (
@@ -368,7 +368,7 @@ BAD: list[tuple[str, str, Plant]] = [
     ),
     (
         "an ordinary event of a type that was not subscribed to",
-        "check_only_what_was_asked_for",
+        "check_only_matching_events",
         lambda run: run.show("R", None, "stray"),
     ),
     (
@@ -378,7 +378,7 @@ BAD: list[tuple[str, str, Plant]] = [
     ),
     (
         "a broker remembers a publisher for ever",
-        "check_nothing_is_kept_for_ever",
+        "check_state_is_removed",
         lambda run: run.cluster.broker("b1").core.rendezvous.publishers.update({GHOST: (run.cluster["P"].name, 1)}),
     ),
 ]

@@ -54,7 +54,7 @@ def test_a_healthy_cluster_answers_every_request_with_certainty(seed: int) -> No
     result, world = run_seed(seed, Faults.none())
 
     assert result.violations == []
-    assert not [t.tx for t in world.history.transactions.values() if t.told == "unknown"]
+    assert not [t.tx for t in world.history.transactions.values() if t.outcome == "unknown"]
 
 
 def test_nothing_of_a_run_stays_in_memory() -> None:

@@ -12,7 +12,7 @@ from tops.sim.travel_checkers import (
     check_acknowledged_is_not_lost_silently,
     check_differing_replicas_are_named,
     check_in_sync_replicas_are_equal,
-    check_machines_stand_time_travel,
+    check_machines_survive_time_travel,
 )
 
 FAULTS = {"journals": Faults.restored_journals(), "databases": Faults.restored_databases()}
@@ -57,7 +57,7 @@ PLANTED: dict[Callable[..., list[str]], Callable[[ReplicaSet], None]] = {
     check_in_sync_replicas_are_equal: differ,
     check_differing_replicas_are_named: differ,
     check_acknowledged_is_not_lost_silently: lose,
-    check_machines_stand_time_travel: break_a_machine,
+    check_machines_survive_time_travel: break_a_machine,
 }
 
 

@@ -54,7 +54,7 @@ def test_work_under_way_is_dropped_when_it_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blow", "exit_code", "told"), [("kill a worker", 2, "ended with code -9"), ("terminate", 130, "go on with")]
+    ("blow", "exit_code", "told"), [("kill a worker", 2, "ended with code -9"), ("terminate", 130, "continue with")]
 )
 def test_many_runs_end_with_the_totals_so_far(blow: str, exit_code: int, told: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tops", "sim", "run", "--seeds", "5000", "--start", "70", "--format", "json"]

@@ -27,11 +27,11 @@ def broker() -> None:
 
 @app.command()
 def run(
-    name: Annotated[str, typer.Option("--name", help="Which broker of the file.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the broker in the file.")],
     config: Annotated[Path, typer.Option("-c", "--config", help="The cluster's file.")] = Path("tops.toml"),
     log_level: Annotated[str, typer.Option("--log-level")] = "info",
 ) -> None:
-    """Run until SIGINT or SIGTERM; SIGHUP reads the keys again; exit 2 when refused, 1 when the journal failed."""
+    """Run until SIGINT or SIGTERM; SIGHUP reads the keys again; exit 2 on rejection, 1 when the journal failed."""
     configure_logging(log_level)
     collect_rarely()
     try:

@@ -30,7 +30,7 @@ class Format(Enum):
 
 Folder = Annotated[Path, typer.Option("--dir", help="The authority's folder.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print.")]
-Days = Annotated[int, typer.Option("--valid-days", min=1, max=36500, help="For how long it is valid.")]
+Days = Annotated[int, typer.Option("--valid-days", min=1, max=36500, help="Days for which it is valid.")]
 
 
 @app.command()
@@ -48,7 +48,7 @@ def init(
 @app.command()
 def issue(
     name: Annotated[str | None, typer.Argument(help="A site's or broker's name, as in tops.toml.")] = None,
-    kind: Annotated[Kind, typer.Option("--kind", help="What the node is.")] = Kind.SITE,
+    kind: Annotated[Kind, typer.Option("--kind", help="Kind of the node.")] = Kind.SITE,
     replica_set: Annotated[str | None, typer.Option("--set", help="The replica set of a replica.")] = None,
     replica: Annotated[str | None, typer.Option("--replica", help="A replica's name in its set.")] = None,
     role: Annotated[
@@ -58,7 +58,7 @@ def issue(
         list[str] | None, typer.Option("--host", help="An address that clients use for this broker; repeatable.")
     ] = None,
     valid_days: Days = 365,
-    renew: Annotated[bool, typer.Option("--renew", help="Though the name has a valid certificate.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Also if the name has a valid certificate.")] = False,
     folder: Folder = Path("keys"),
 ) -> None:
     """Certify one node and write the folder to copy to it."""
@@ -72,7 +72,7 @@ def issue(
 
 
 def _canonical(kind: Kind, name: str | None, replica_set: str | None, replica: str | None) -> str:
-    """The name in the certificate: of a replica its set and its name there, of others the name alone."""
+    """The name in the certificate: SET/REPLICA for a replica, the name alone for others."""
     if kind is Kind.REPLICA:
         if name is not None or replica_set is None or replica is None:
             raise ConfigError("a replica is named by --set SET --replica REPLICA")
@@ -97,7 +97,7 @@ def revoke(
 
 @app.command()
 def show(folder: Folder = Path("keys"), output: OutputFormat = Format.TABLE) -> None:
-    """List what was issued, and what became of it."""
+    """List the issued certificates and their states."""
     with _rejections():
         authority = Authority(folder)
         issued = authority.issued(utc_now())
@@ -125,12 +125,12 @@ def audit_verify(
     if output is Format.JSON:
         typer.echo(json.dumps(msgspec.to_builtins(found)))
     else:
-        typer.echo(f"whole: {found.records} records, head {found.head}")
+        typer.echo(f"intact: {found.records} records, head {found.head}")
 
 
 def _table(cluster: str, issued: list[Issued]) -> Table:
     table = Table("name", "kind", "role", "status", "valid to (UTC)", title=f"certificates of {cluster}")
-    table.add_column("serial", overflow="fold")  # whole, since `revoke` takes it
+    table.add_column("serial", overflow="fold")  # complete, since `revoke` accepts it
     for one in issued:
         ends = f"{one.not_after:%Y-%m-%d %H:%M}"
         table.add_row(one.name, one.kind.value, one.role, one.status.value, ends, one.serial)
@@ -139,7 +139,7 @@ def _table(cluster: str, issued: list[Issued]) -> Table:
 
 @contextmanager
 def _rejections() -> Iterator[None]:
-    """A refusal is one line on standard error and exit code 2."""
+    """An error is one line on standard error and exit code 2."""
     try:
         yield
     except TopsError as error:

@@ -1,4 +1,4 @@
-"""The entry of the `tops` command: subcommands are entry points of what is installed, each loaded when it is called."""
+"""The `tops` command: subcommands are entry points of installed packages, each loaded when it is called."""
 
 import sys
 from importlib import metadata
@@ -31,7 +31,7 @@ def tops(
 
 
 def main() -> None:
-    """Run the command line; a refusal of the `TopsError` family is one line and exit code 2, 3 if nobody answers."""
+    """Run the command line; a `TopsError` is one line and exit code 2, or 3 if a node is not reachable."""
     try:
         app()
     except TopsError as error:

@@ -1,7 +1,7 @@
-"""What other packages add to the command line and to brokers: entry points of distributions that are installed.
+"""Extensions of other packages to the command line and to brokers: entry points of installed distributions.
 
-This is the only way from `tops` to what is built on it. Nothing is imported before it is needed; what `--help` says of
-a command is read from its source.
+This is the only way from `tops` to packages above it. Nothing is imported before it is needed; the texts of `--help`
+are read from the commands' sources.
 """
 
 import ast
@@ -25,7 +25,7 @@ _NEEDED_BY_EXTRA = re.compile(r"""([\w.-]+).*;.*\bextra\s*==\s*['"]([\w.-]+)['"]
 
 def commands() -> Mapping[str, EntryPoint]:
     """The subcommands, by name."""
-    found = {place.name: place for place in metadata.entry_points(group=COMMANDS)}
+    found = {entry.name: entry for entry in metadata.entry_points(group=COMMANDS)}
     if not found:
         raise ConfigError(
             f"no command is registered: install {DISTRIBUTION} again, its metadata are of another version"
@@ -35,33 +35,33 @@ def commands() -> Mapping[str, EntryPoint]:
 
 def broker_routes() -> list[Callable[[Path, str], Any]]:
     """What adds routes to a broker's HTTP side, and knows the policies of replica sets."""
-    return [load(place) for place in metadata.entry_points(group=BROKER_ROUTES)]
+    return [load(entry) for entry in metadata.entry_points(group=BROKER_ROUTES)]
 
 
-def load(place: EntryPoint) -> Any:
-    """The object itself; raises ConfigError if its package is no part of this installation."""
+def load(entry: EntryPoint) -> Any:
+    """The object of an entry point; ConfigError if its package is not part of this installation."""
     try:
-        return place.load()
+        return entry.load()
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{place.module}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{entry.module}.".startswith(f"{error.name}."):
             raise
-        package = place.module.partition(".")[0]
+        package = entry.module.partition(".")[0]
         raise ConfigError(
-            f"{place.name!r} is not installed: the package {package!r} is part of the repository, "
+            f"{entry.name!r} is not installed: the package {package!r} is part of the repository, "
             "run the command from a checkout"
         ) from error
 
 
-def summary(place: EntryPoint) -> str | None:
-    """The first sentence about a command, from the docstring of its function or else of its module; None: no such file.
+def summary(entry: EntryPoint) -> str | None:
+    """The first sentence about a command, from the docstring of its function or else of its module; None: no file.
 
-    A module's docstring begins with the command's name, which the list of commands shows already.
+    A module's docstring begins with the command's name, which is removed: the list of commands shows it already.
     """
-    file = _source(place.module)
+    file = _source(entry.module)
     if file is None:
         return None
     module = ast.parse(file.read_text())
-    functions = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == place.attr)
+    functions = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == entry.attr)
     docstring = " ".join((ast.get_docstring(next(functions, module)) or "").split())
     sentence = re.sub(r"^`[^`]*`: ", "", docstring).partition(". ")[0].removesuffix(".")
     return f"{sentence[:1].upper()}{sentence[1:]}."
@@ -78,7 +78,7 @@ def _source(module: str) -> Path | None:
 
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
-    """The extra that brings the module, if one does."""
+    """The extra that installs the module, if there is one."""
     module = (error.name or "").partition(".")[0]
     try:
         requirements = metadata.requires(DISTRIBUTION) or []

@@ -20,29 +20,29 @@ from tops.sim.workers import WorkerDied
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 TRACE_LINES = 60
 RUNS_PER_LINE = 1000
-STOPPED = 130  # by an interruption, as shells have it
+STOPPED = 130  # exit code after an interruption, as in shells
 
 
 @app.callback()
 def sim() -> None:
-    """Simulated clusters: the same machines as in a real one, on a virtual clock, network and disks."""
+    """Simulated clusters: the machines of a real one, on a virtual clock, network and disks."""
 
 
 @app.command()
 def run(
     seed: Annotated[int | None, typer.Option(help="One run, with its trace if it fails.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="So many runs.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of runs.")] = None,
     start: Annotated[int, typer.Option(help="The first seed of many runs.")] = 0,
     faults: Annotated[
         list[str] | None, typer.Option(help="name=rate, e.g. crash=1.0; 'none' for a healthy cluster.")
     ] = None,
-    processes: Annotated[int, typer.Option(help="How many at a time; 0: one per core.")] = 0,
+    processes: Annotated[int, typer.Option(help="Number of processes; 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option(help="Print the whole trace of a single run.")] = False,
     output: Annotated[str, typer.Option("--format", help="table or json")] = "table",
 ) -> None:
-    """Run simulated clusters and check every promise; exit 1 if one is broken.
+    """Run simulated clusters and check every guarantee; exit 1 on a violation.
 
-    Ctrl-C, or SIGTERM, ends many runs at once with the totals so far and the command that goes on from there.
+    Ctrl-C or SIGTERM ends many runs at once, with the totals so far and the command that continues them.
     """
     chosen = parse_faults(faults or [])
     if seeds is None:
@@ -64,7 +64,7 @@ def parse_faults(words: list[str]) -> Faults:
             raise ConfigError(f"--faults {word!r}: expected name=number or 'none'") from None
         if name not in Faults.__struct_fields__:
             known = ", ".join(Faults.__struct_fields__)
-            raise ConfigError(f"--faults {word!r}: there is no fault {name!r}; there are {known}")
+            raise ConfigError(f"--faults {word!r}: there is no fault {name!r}; the faults are {known}")
     return Faults(**values)
 
 
@@ -118,7 +118,7 @@ def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
     _print_totals(totals, seeds, output)
     left = len(seeds) - totals.runs
     if left:
-        console.print(f"stopped; go on with: tops sim run --seeds {left} --start {seeds.start + totals.runs}")
+        console.print(f"stopped; continue with: tops sim run --seeds {left} --start {seeds.start + totals.runs}")
     if died is not None:
         raise died
     if left:
@@ -128,7 +128,7 @@ def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
 
 
 def _report(console: Console, totals: Totals, result: Result, asked_for: int) -> None:
-    """What is found is told at once; where nobody watches a bar, so is how far it has come."""
+    """Print a violation at once; without a progress bar, also print the progress from time to time."""
     if result.violations:
         console.print(f"seed {result.seed}: {result.violations[0]}", markup=False, highlight=False)
     if not console.is_terminal and totals.runs % RUNS_PER_LINE == 0:

@@ -1,4 +1,4 @@
-"""`tops tx`: transactions that a cluster's brokers coordinate, those in doubt first, and how to end one by hand."""
+"""`tops tx`: transactions that a cluster's brokers coordinate, those in doubt first, and ending one by hand."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Format(Enum):
 
 Url = Annotated[list[str], typer.Option("--url", help="A broker's ws:// or wss:// address; repeatable.")]
 Keys = Annotated[Path | None, typer.Option("--keys", help="The folder of this operator's keys.")]
-Operator = Annotated[str, typer.Option("--as", help="The site name to act under.")]
+Operator = Annotated[str, typer.Option("--as", help="The site name to use.")]
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print.")]
 Id = Annotated[str, typer.Argument(metavar="ID")]
 LOCAL = ["ws://127.0.0.1:7420"]
@@ -43,15 +43,17 @@ LOCAL = ["ws://127.0.0.1:7420"]
 def list_(
     url: Url = LOCAL,
     keys: Keys = None,
-    in_doubt: Annotated[bool, typer.Option("--in-doubt", help="Only those that somebody has promised.")] = False,
+    in_doubt: Annotated[
+        bool, typer.Option("--in-doubt", help="Only undecided ones that a participant has prepared.")
+    ] = False,
     output: OutputFormat = Format.TABLE,
 ) -> None:
-    """Transactions under way."""
+    """List open transactions."""
     found = [t for t in asyncio.run(_listed(url, keys)) if t["in_doubt"] or not in_doubt]
     if output is Format.JSON:
         typer.echo(json.dumps(found))
         return
-    table = Table("id", "event type", "type", "state", "in doubt", "coordinator", title="transactions under way")
+    table = Table("id", "event type", "type", "state", "in doubt", "coordinator", title="open transactions")
     for t in found:
         doubt = "yes" if t["in_doubt"] else ""
         table.add_row(t["tx"], t["event_type"], t["type"], t["state"], doubt, t["coordinator"])
@@ -76,13 +78,15 @@ def show(tx: Id, url: Url = LOCAL, keys: Keys = None, output: OutputFormat = For
 @app.command()
 def abort(
     tx: Id,
-    event_type: Annotated[str | None, typer.Option("--event-type", help="If no broker knows it any more.")] = None,
+    event_type: Annotated[
+        str | None, typer.Option("--event-type", help="Needed if no broker knows it any more.")
+    ] = None,
     reason: Annotated[str, typer.Option("--reason")] = "aborted by an operator",
     url: Url = LOCAL,
     keys: Keys = None,
     operator: Operator = "tops-operator",
 ) -> None:
-    """Ask the coordinator to abort; exit 1 if that came too late, because it had committed."""
+    """Request an abort from the coordinator; exit 1 if it has committed already."""
     outcome = asyncio.run(_aborted(url, keys, operator, tx, event_type, reason))
     typer.echo(f"{tx}: {outcome.outcome.value}" + (f" ({outcome.reason})" if outcome.reason else ""))
     if outcome.outcome is not Outcome.ABORTED:
@@ -92,20 +96,20 @@ def abort(
 @app.command()
 def resolve(
     tx: Id,
-    event_type: Annotated[str, typer.Option("--event-type", help="What the transaction travelled under.")],
+    event_type: Annotated[str, typer.Option("--event-type", help="The event type of the transaction.")],
     force: Annotated[bool, typer.Option("--force", help="Abort it if it is undecided.")] = False,
     wait_s: Annotated[float, typer.Option("--wait", help="Seconds in which it may still end by itself.")] = 3.0,
     url: Url = LOCAL,
     keys: Keys = None,
     operator: Operator = "tops-operator",
 ) -> None:
-    """Settle what became of a transaction; exit 1 if it was aborted, or is undecided.
+    """Resolve a transaction in doubt; exit 1 if it was aborted, or is undecided.
 
-    One that its coordinator has never heard of is refused for good: whatever of it arrives later has no effect. One
-    that is undecided, because a promise is missing, stays so without --force; with it the coordinator aborts it, and
-    whoever has promised rolls back. A decision that was taken stands, whatever is forced.
+    One that its coordinator does not know is rejected permanently: messages of it that arrive later have no effect. One
+    that is undecided, because a vote is missing, stays so without --force; with it the coordinator aborts it, and
+    participants that have prepared roll back. An existing decision stands, also with --force.
     """
-    typer.echo("warning: an id that the coordinator does not know is refused for good", err=True)
+    typer.echo("warning: an id that the coordinator does not know is rejected permanently", err=True)
     outcome = asyncio.run(_resolved(url, keys, operator, tx, event_type, force, wait_s))
     typer.echo(f"{tx}: {outcome.outcome.value}" + (f" ({outcome.reason})" if outcome.reason else ""))
     if outcome.outcome is not Outcome.COMMITTED:
@@ -113,7 +117,7 @@ def resolve(
 
 
 async def _listed(urls: list[str], keys: Path | None) -> list[dict[str, Any]]:
-    """Of all brokers that answer; the first of `urls` that does names the others."""
+    """The transactions of all brokers that respond; the first of `urls` that responds names the others."""
     found: list[dict[str, Any]] = []
     async with _session() as session:
         topology = await _first(session, urls, keys)
@@ -153,7 +157,7 @@ async def _aborted(
 async def _resolved(
     urls: list[str], keys: Path | None, operator: str, tx: str, event_type: str, force: bool, wait_s: float
 ) -> TxOutcome:
-    """What became of it; if it is undecided, that, or what --force makes of it."""
+    """The outcome of the transaction; if it is undecided, an error, or with --force the outcome of the abort."""
     async with Site.connect(urls, name=operator, instance=secrets.token_hex(4), keys=keys, timeout_s=TIMEOUT_S) as site:
         site.know_type(event_type)
         with suppress(TimeoutError):
@@ -163,9 +167,10 @@ async def _resolved(
             undecided = await _shown(urls, keys, tx)
         except UnknownTransaction:
             raise NotReachable(
-                f"the coordinator of {event_type!r} is silent: start its broker again, its journal has the decision"
+                f"the coordinator of {event_type!r} does not respond: start its broker again, its journal has the "
+                "decision"
             ) from None
-        missing = ", ".join(undecided.get("missing", ())) or "nobody"
+        missing = ", ".join(undecided.get("missing", ())) or "none"
         if not force:
             reason = f"{undecided['state']}; votes missing from {missing}; --force aborts it"
             undecided_yet = Rejection(RejectionCode.TIMED_OUT, reason)
@@ -187,7 +192,7 @@ async def _first(session: aiohttp.ClientSession, urls: list[str], keys: Path | N
         except NotReachable:
             continue
         return topology
-    raise NotReachable(f"no broker answers at {', '.join(urls)}")
+    raise NotReachable(f"no broker responds at {', '.join(urls)}")
 
 
 async def _get(session: aiohttp.ClientSession, url: str, path: str, keys: Path | None) -> Any:

@@ -1,4 +1,4 @@
-"""A subscription without a participant of its own: events wait for whoever iterates over it."""
+"""A subscription without a participant of its own: events wait until the application iterates over it."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ from tops.runtime.participants import Participant, Received
 
 
 class Collector(Participant):
-    """Keeps events for whoever iterates. A durable one counts as taken when the next one is asked for."""
+    """Keeps events for iteration. A durable event is acknowledged when the iteration requests the next one."""
 
     scope = Scope.NON_TRANSACTIONAL
 

@@ -1,4 +1,4 @@
-"""A site's questions to the coordinator of a durable type about its log."""
+"""A site's requests to the coordinator of a durable type about its log."""
 
 import asyncio
 import secrets
@@ -10,11 +10,11 @@ from tops.protocol.effects import Effect
 from tops.protocol.messages import LogDelivered, LogEntry, LogRecovered, LogStateReported
 from tops.runtime.site_node import SiteNode
 
-READ_MAX = 256  # entries in one answer
+READ_MAX = 256  # entries in one response
 
 
 async def get_log_state(node: SiteNode, event_type: str, timeout_s: float) -> LogStateReported:
-    """How far a log is decided, and who follows it."""
+    """How far a log is decided, and its followers."""
     core = node.core
     request = 0
 
@@ -34,7 +34,7 @@ async def get_log_state(node: SiteNode, event_type: str, timeout_s: float) -> Lo
 
 
 async def read_log(node: SiteNode, event_type: str, first: int, last: int, timeout_s: float) -> AsyncIterator[LogEntry]:
-    """The entries from one number to another, as far as they are kept."""
+    """The entries from one number to another, as far as they are retained."""
     core = node.core
     name, after = f"{node.name}~{secrets.token_hex(4)}", first - 1
     try:
@@ -67,7 +67,7 @@ async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, 
     except TimeoutError:
         broker = node.core.coordinator_of(event_type)
         raise NotReachable(
-            f"broker {broker} did not say within {timeout_s} s that {name!r} has ended: try again"
+            f"broker {broker!r} did not confirm within {timeout_s} s that {name!r} has ended: try again"
         ) from None
     finally:
         for request in sent:
@@ -77,7 +77,7 @@ async def end_log(node: SiteNode, event_type: str, name: str, timeout_s: float, 
 async def recover_log(
     node: SiteNode, event_type: str, replicas: tuple[str, ...], needed: int, accept_loss: bool, timeout_s: float
 ) -> LogRecovered:
-    """An operator lets a log whose journal is stale go on in a new history."""
+    """Continue a log whose journal is stale in a new history, for an operator."""
     sent: list[int] = []
 
     def make(request: int) -> list[Effect]:
@@ -97,4 +97,4 @@ async def recover_log(
 
 def _silent(node: SiteNode, event_type: str) -> NotReachable:
     coordinator = node.core.coordinator_of(event_type)
-    return NotReachable(f"broker {coordinator}, which keeps the log of {event_type!r}, is silent")
+    return NotReachable(f"broker {coordinator!r}, which has the log of {event_type!r}, does not respond")

@@ -1,4 +1,4 @@
-"""What an application hands over to be sent: events, by their type or its name, within the size of a message."""
+"""Events that an application passes on for sending, by their type or its name, within the size of a message."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tops.protocol.messages import Event, encode_body
 
 Body = Mapping[str, Any]
 TypeOrName = EventType | str
-EVENT_BYTES_MAX = MESSAGE_BYTES_MAX - 64 * 1024  # room for what is around the events
+EVENT_BYTES_MAX = MESSAGE_BYTES_MAX - 64 * 1024  # the rest is for what surrounds the events
 
 
 def name_of(event_type: TypeOrName) -> str:
@@ -18,7 +18,8 @@ def name_of(event_type: TypeOrName) -> str:
 
 
 def event_of(event_type: str, body: Body) -> Event:
-    """An event that fits into a message, or EventTooLarge; before the machine has heard of it, so nothing is left."""
+    """An event that fits into a message, or EventTooLarge. This is checked before the machine gets the event, so an
+    error leaves no state."""
     event = Event(event_type, dict(body))
     _check_size(len(encode_body(event.body)))
     return event
@@ -36,7 +37,7 @@ def events_of(tx_type: str, events: Sequence[Body | tuple[TypeOrName, Body]]) ->
 
 
 def checked_size(events: Sequence[Event]) -> int:
-    """How many bytes of a message the events take, at most as many as it may hold."""
+    """The size of the events in a message; EventTooLarge if they do not fit."""
     size = sum([len(encode_body(event.body)) for event in events])
     _check_size(size)
     return size

@@ -56,8 +56,8 @@ from tops.security import check_connect, kind_of_name
 log = logging.getLogger("tops.site")
 DRAIN_S = 2.0
 ROUTE_S = 5.0
-OWN_PREFIX = "own/"  # keeps the names of enlisted resources apart from those of subscriptions
-SITE_ROLE = "writer"  # without keys it is the broker that gives the role; this one is only said
+OWN_PREFIX = "own/"  # distinguishes the names of enlisted resources from those of subscriptions
+SITE_ROLE = "writer"  # only stated: without keys the broker assigns the role
 
 
 class Site:
@@ -86,14 +86,14 @@ class Site:
         options: SiteOptions | None = None,
         on_ended: Ended | None = None,
     ) -> AsyncIterator["Site"]:
-        """Connect to one of the brokers at `url`; if its connection breaks it is made again, there or at another.
+        """Connect to one of the brokers at `url`; a broken connection is made again, to the same broker or another.
 
-        `keys` is the folder that `tops keys issue` wrote; its certificate has the site's name, and a `name` given as
-        well must be the same. Without keys and name the site gets a random one. Processes that share a name, or keys,
-        each give an `instance` of their own: of two sessions with the same, the newer one ends the other. A service
-        that acts for others has a session for each, `on_behalf_of` it. `data` is a directory for promises that must
-        survive a crash of this process. Raises NotReachable, NotAuthenticated or
-        ConfigError; nothing is left open then.
+        `keys` is the folder that `tops keys issue` wrote; its certificate has the site's name, and a given `name` must
+        be equal. Without keys and name the site gets a random name. Processes that share a name, or keys, each need an
+        `instance` of their own: of two sessions with the same instance, the newer one ends the other. A service that
+        acts for other identities has a session for each, `on_behalf_of` it. `data` is a directory for prepared work
+        that must survive a crash of this process. Raises NotReachable, NotAuthenticated or ConfigError, and then
+        nothing is left open.
         """
         urls = [url] if isinstance(url, str) else list(url)
         if not urls:
@@ -102,7 +102,7 @@ class Site:
             if urlsplit(each).scheme not in ("ws", "wss"):
                 raise ConfigError(f"{each!r} is no broker's address: write ws://HOST:PORT, or wss:// with keys")
             if each.startswith("wss:") and keys is None:
-                raise ConfigError(f"{each}: this cluster wants keys: name the folder that `tops keys issue` wrote")
+                raise ConfigError(f"{each}: this cluster needs keys: pass the folder that `tops keys issue` wrote")
             check_connect(urlsplit(each).hostname or "", tls=each.startswith("wss:"), plain_words=insecure)
         journal = SiteJournal.open(data) if data is not None else None
         node: SiteNode | None = None
@@ -131,7 +131,7 @@ class Site:
 
     @property
     def name(self) -> str:
-        """What this session goes by in the overlay: its identity, with the instance behind a colon if it has one."""
+        """The name of this session in the overlay: its identity, with a colon and the instance if it has one."""
         return self._node.name
 
     @property
@@ -140,7 +140,7 @@ class Site:
 
     @property
     def broker(self) -> str:
-        """The broker that this site is, or was last, connected to."""
+        """The broker to which this site is connected, or was last."""
         return self._node.broker
 
     @property
@@ -149,7 +149,7 @@ class Site:
         return self._node.core.brokers
 
     def reload_keys(self) -> None:
-        """Use renewed keys at once for new connections; they are looked for every few seconds anyway."""
+        """Use renewed keys for new connections now; otherwise they are read every few seconds."""
         self._node.own.reload()
 
     @property
@@ -159,7 +159,7 @@ class Site:
     # --------------------------------------------------------------------------------------------- types and events
 
     def define(self, *event_types: EventType) -> None:
-        """Make types known here, so that their children can be advertised or subscribed to."""
+        """Define types at this site, so that their children can be advertised or subscribed to."""
         for event_type in event_types:
             self._types[event_type.name] = event_type
 
@@ -170,9 +170,9 @@ class Site:
         plans: tuple[TxSpec, ...] | None = None,
         members: frozenset[str] | None = None,
     ) -> None:
-        """Say that this site is going to publish the type; returns when its rendezvous has taken it.
+        """Advertise a type before publishing; returns when its rendezvous has accepted it.
 
-        A replica declares with its set's log which transactions (`plans`) the log takes from others, and the
+        A replica declares with its set's log the transactions (`plans`) that the log accepts from other sites, and the
         identities of the set's replicas (`members`)."""
         definitions = self._definitions(event_type)
         self._node.check_rejected("advertise", event_type.name)
@@ -181,7 +181,7 @@ class Site:
         )
 
     async def publish(self, event_type: TypeOrName, body: dict[str, Any]) -> int | None:
-        """Publish an ordinary event. For a durable type it is on disk when this returns, under the number returned."""
+        """Publish an ordinary event. For a durable type this returns the event's index when the event is on disk."""
         node, name = self._node, name_of(event_type)
         link = node.link
         if link is not None and link.queued_bytes > QUEUE_BYTES_MAX:
@@ -205,7 +205,7 @@ class Site:
             await self._node.link.flushed()
 
     def know_type(self, family: str) -> None:
-        """Make the name of a type without a parent known, to ask about its transactions without its definition."""
+        """Make the name of a type without a parent known: requests about its transactions need no definition."""
         if family not in self._node.core.types:
             self._node.core.types.define(EventType(family))
 
@@ -240,9 +240,9 @@ class Site:
         """Receive events of the type, and of its children, that match.
 
         Without a participant, iterate over the subscription. `durable` names a subscription that survives
-        disconnects and restarts, on a durable type; a new one starts `"now"`, at the `"oldest"` entry kept, or at a
-        number. `scope` is a standing answer to every census; without it the participant's `on_join` is asked, where
-        it has one of its own. If the site has a data directory, the participant's promises survive a crash.
+        disconnects and restarts, on a durable type; a new one starts `"now"`, at the `"oldest"` retained entry, or at a
+        number. `scope` is a standing registration for every census; without it the participant's `on_join` is called,
+        if it overrides it. If the site has a data directory, the participant's prepared work survives a crash.
         """
         node = self._node
         node.check_rejected("subscribe", event_type.name)
@@ -282,14 +282,14 @@ class Site:
         return Subscription(node, number, taker)
 
     async def _routed(self, number: int) -> None:
-        """Wait until events reach the subscription, but not for a rendezvous that is down: they will, once it is up."""
+        """Wait until events reach the subscription, but not for an unreachable rendezvous: they do when it is back."""
         try:
             async with asyncio.timeout(ROUTE_S):
                 await self._node.request(
                     lambda request: self._node.core.confirm_route(request, number), f"subscription {number}"
                 )
         except TimeoutError:
-            log.warning("the rendezvous does not answer; the subscription waits for it", extra={"node": self.name})
+            log.warning("the rendezvous does not respond; the subscription waits for it", extra={"node": self.name})
 
     # ------------------------------------------------------------------------------------------------ transactions
 
@@ -333,7 +333,7 @@ class Site:
             await tx.commit()
 
     async def begin(self, spec: TxSpec, own: Enlisted | None = None) -> Transaction:
-        """Open a transaction; returns when events may be published in it. The caller commits or aborts.
+        """Open a transaction; returns when it accepts events. The caller commits or aborts.
 
         `own`: resources of this site that must commit with it; for private distributed transactions.
         """
@@ -343,11 +343,11 @@ class Site:
         return Transaction(self._node, tx, spec)
 
     async def enlist(self, participant: Participant, *, name: str) -> Enlisted:
-        """Let resources of this site's own take part in transactions that it begins with `own=`.
+        """Enlist resources of this site in transactions that it begins with `own=`.
 
         The participant gets every event that this site publishes in such a transaction, and its callbacks are those
-        of any participant; nobody asks it to join, and no constraint counts it. Its promises survive a crash if the
-        site has a data directory, under `name`. The site needs the right to subscribe to the transactions' types.
+        of any participant except `on_join`; no constraint counts it. Its prepared work survives a crash if the site has
+        a data directory, under `name`. The site needs the right to subscribe to the transactions' types.
         """
         node = self._node
         self._subscriptions += 1
@@ -375,8 +375,8 @@ class Site:
     ) -> TxOutcome:
         """Begin, all events and commit in one message. Raises TransactionAborted, or OutcomeUnknown after long.
 
-        With `census` None only standing answers count, and transactions that are ready together are prepared together.
-        `operator`: also where the plans of a replica set's log do not allow it; needs the right to operate.
+        With `census` None only standing registrations count, and transactions that are ready together are prepared
+        together. `operator`: not bound by the plans of a replica set's log; needs the right to operate.
         """
         spec = self._spec(
             event_type,
@@ -393,12 +393,12 @@ class Site:
         return await self.run(replace(spec, operator=True) if operator else spec, events)
 
     async def run(self, spec: TxSpec, events: Sequence[Body | tuple[TypeOrName, Body]]) -> TxOutcome:
-        """What `execute` does, for whoever runs many transactions with properties that were stated once."""
+        """The same as `execute`, for callers that run many transactions with one specification."""
         self._node.check_rejected("begin", spec.event_type)
         if self._node.is_full:
             await self._node.wait_writable()
         if spec.tx_type is TxType.LOCAL and not self._is_durable(spec.event_type):
-            # Its events take the short way to subscribers beside us; what goes into a log passes the rendezvous first.
+            # Subscribers at the same broker may get its events early; entries of a log pass the rendezvous first.
             tx = await self.begin(spec)
             for event in events_of(spec.event_type, events):
                 await tx.publish(event.type, event.body)
@@ -407,9 +407,9 @@ class Site:
         return await self._node.execute(spec, made, checked_size(made))
 
     async def get_outcome(self, tx: str, event_type: TypeOrName, tx_type: TxType = TxType.DISTRIBUTED) -> TxOutcome:
-        """What became of a transaction, also one of an earlier life of this site.
+        """The outcome of a transaction, also one of an earlier incarnation of this site.
 
-        One that its coordinator has never heard of is refused for good, and aborted therefore.
+        A transaction that its coordinator does not know is rejected permanently, and therefore aborted.
         """
         if isinstance(event_type, EventType):
             self._know(event_type)
@@ -420,9 +420,9 @@ class Site:
         return outcome
 
     async def get_log_state(self, event_type: EventType, *, timeout_s: float = 5.0) -> LogStateReported:
-        """How far the log of a durable type is decided, and who follows it, as its coordinator knows at this moment.
+        """How far the log of a durable type is decided, and its followers, as its coordinator knows at this moment.
 
-        Raises NotReachable when the coordinator does not answer in time.
+        Raises NotReachable if the coordinator does not respond in time.
         """
         self._know(event_type)
         return await get_log_state(self._node, event_type.name, timeout_s)
@@ -436,30 +436,30 @@ class Site:
         accept_loss: bool = False,
         timeout_s: float = 10.0,
     ) -> LogRecovered:
-        """Let a log whose journal is stale go on in a new history, behind the most advanced of these replicas."""
+        """Continue a log whose journal is stale in a new history, behind the most advanced of these replicas."""
         self._know(event_type)
         return await recover_log(self._node, event_type.name, tuple(replicas), needed, accept_loss, timeout_s)
 
     def read_log(
         self, event_type: EventType, first: int, last: int, *, timeout_s: float = 10.0
     ) -> AsyncIterator[LogEntry]:
-        """The entries of a durable type's log from one number to another, as its coordinator keeps them.
+        """The entries of a durable type's log from one number to another, from its coordinator.
 
-        For looking things up: nothing is acknowledged, and nothing is kept for the reader's sake. Numbers that hold
-        nothing are left out. Raises NotReachable when `first` is no longer kept, or nobody answers in time.
+        For lookups: nothing is acknowledged, and nothing is retained for the reader. No-op entries are skipped. Raises
+        NotReachable if `first` is truncated, or the coordinator does not respond in time.
         """
         self._know(event_type)
         return read_log(self._node, event_type.name, first, last, timeout_s)
 
     async def end_durable(self, event_type: EventType, name: str, *, timeout_s: float = 10.0) -> None:
-        """End any durable subscription for good, by the name that `get_log_state` shows; needs the right to operate.
+        """End any durable subscription permanently, by its name in `get_log_state`; needs the right to operate.
 
-        For one whose owner is gone for good: `Subscription.end` ends one's own."""
+        For one whose owner does not come back; `Subscription.unsubscribe` ends the site's own."""
         self._know(event_type)
         await end_log(self._node, event_type.name, name, timeout_s, operator=True)
 
     def contribute(self, tx: str, spec: TxSpec) -> Transaction:
-        """Publish in somebody else's public transaction; `done()` says that this site has said all it wants."""
+        """Publish in a public transaction of another site; call `done()` after the last event."""
         self._node.core.contribute(TxId(tx), spec)
         return Transaction(self._node, TxId(tx), spec)
 
@@ -498,7 +498,7 @@ class Site:
 
 
 async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:
-    """The name of the cluster behind these addresses; asked only where there are no keys that would tell."""
+    """The name of the cluster behind these addresses; requested only without keys, which contain it."""
     problem = ""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
         for url in urls:
@@ -507,4 +507,4 @@ async def _cluster_at(urls: Sequence[str], timeout_s: float) -> str:
                 return NodeId(topology["cluster"])
             except (NotReachable, KeyError, TypeError) as error:
                 problem = str(error)
-    raise NotReachable(f"no broker answers at {', '.join(urls)}: {problem}")
+    raise NotReachable(f"no broker responds at {', '.join(urls)}: {problem}")

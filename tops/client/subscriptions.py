@@ -1,4 +1,4 @@
-"""What takes part at a site: subscriptions, and resources of the site's own."""
+"""The participants of a site: subscriptions, and resources of the site's own."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -25,10 +25,10 @@ class Subscription:
         return self.participant
 
     async def unsubscribe(self, *, forget: bool = False, timeout_s: float = 5.0) -> None:
-        """End it; whoever takes part in a transaction through it gives up. A durable name is kept by its broker.
+        """End the subscription; its part in open transactions is aborted. Its broker keeps a durable name.
 
-        With `forget` that ends as well: the broker keeps nothing of the log for the name, which is free for a new
-        subscription. NotReachable if its broker does not answer; it is ended here, then, and may be there.
+        With `forget` the durable name ends as well: the broker retains nothing of the log for it, and it is free for a
+        new subscription. NotReachable if the broker does not respond; then it is ended here, and possibly there.
         """
         node = self._node
         known = node.core.participation.subscriptions.get(self.number)
@@ -40,18 +40,18 @@ class Subscription:
             await end_log(node, known.type_name, known.wish.durable, timeout_s)
 
     def abort(self, tx: str, reason: str) -> None:
-        """Give up a transaction by itself, at any moment before the promise."""
+        """Abort this participant's part of a transaction, at any moment before it is prepared."""
         self._node.act(self._node.core.participant_abort(self.number, TxId(tx), reason))
 
 
 class Enlisted:
-    """Resources of a site's own that can take part in transactions that it begins."""
+    """Resources of a site that can take part in transactions that it begins."""
 
     def __init__(self, node: SiteNode, number: int, participant: Participant) -> None:
         self._node, self.number, self.participant = node, number, participant
 
     def dismiss(self) -> None:
-        """They take part in nothing new, and give up what they have not promised."""
+        """End their part in transactions; work that is prepared waits for its decision."""
         self._node.act(self._node.core.dismiss(self.number))
 
 
@@ -66,7 +66,7 @@ def standing_scope(taker: Participant, scope: Scope | None, replica: LogPoint | 
 async def remembered(
     taker: Participant, driver: ParticipantDriver
 ) -> tuple[LogPoint | None, Sequence[PreparedWork], Sequence[Memo]]:
-    """What a replica has applied; open promises; promises that are kept and perhaps not noted."""
+    """The point that a replica has applied, undecided prepared work, and memos of commits that may not be noted."""
     if isinstance(taker, BatchParticipant):
         memos = await taker.prepared_work()
         return await taker.point(), [PreparedWork(memo, memo.transactions) for memo in memos], ()

@@ -1,4 +1,4 @@
-"""A transaction in the hands of an application that publishes in it."""
+"""A transaction, for an application that publishes in it."""
 
 from tops.client.outgoing import Body, TypeOrName, event_of, name_of
 from tops.model.ids import TxId
@@ -8,14 +8,15 @@ from tops.runtime.site_node import SiteNode
 
 
 class Transaction:
-    """One transaction, seen from a site that publishes in it."""
+    """One transaction at a site that publishes in it."""
 
     def __init__(self, node: SiteNode, tx: TxId, spec: TxSpec) -> None:
         self._node, self.id, self.spec = node, tx, spec
         self.outcome: TxOutcome | None = None
 
     async def publish(self, event_type: TypeOrName, body: Body) -> int:
-        """An event of the transaction; returns its place in it. TransactionClosed once it is committing or over."""
+        """Publish an event in the transaction; returns its sequence number. TransactionClosed once it is committing or
+        has ended."""
         await self._node.wait_writable()
         event = event_of(name_of(event_type), body)
         sequence: int = await self._node.request(
@@ -24,7 +25,7 @@ class Transaction:
         return sequence
 
     async def commit(self) -> TxOutcome:
-        """Ask for commitment and wait for the end.
+        """Request commit and wait for the outcome.
 
         Raises TransactionAborted, OutcomeUnknown, or UncheckedTransaction: then `wait` again, or `abort`.
         """
@@ -38,14 +39,14 @@ class Transaction:
         return await self.commit()
 
     async def abort(self, reason: str = "aborted by its publisher") -> TxOutcome:
-        """Give it up; returns the outcome, which is a commit if that was decided before."""
+        """Abort; returns the outcome, which is a commit if that was decided before."""
         self.outcome = await self._node.request(
             lambda request: self._node.core.abort(request, self.id, reason), f"tx {self.id}"
         )
         return self.outcome
 
     def done(self) -> None:
-        """A contributor to a public transaction has said all it wants: its death no longer matters."""
+        """A contributor to a public transaction publishes no more: its loss no longer aborts the transaction."""
         self._node.act(self._node.core.done(self.id))
 
     @property

@@ -1,4 +1,5 @@
-"""HTTP for brokers and agents: who calls, what the caller may do, and a client for the command line.
+"""HTTP for brokers and agents: the identity of the caller, its rights, and a client for the command line.
 
-It knows no broker: the routes of a broker are in `tops.server`, those of replica sets in `replication.http`.
+It does not depend on brokers: the routes of a broker are in `tops.server`, those of replica sets in `replication.http`.
+The package imports `tops.security` and `tops.model`.
 """

@@ -1,4 +1,5 @@
-"""How an HTTP client shows who it is: by its certificate, or by a token made from the secret of a cluster without."""
+"""How an HTTP client proves its identity: by its certificate, or by a token made from the secret of a broker without
+keys."""
 
 import time
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ from tops.security import (
     utc_now,
 )
 
-HOLDER = "http"  # the name of who is only known to have the secret
-HOME = "/v1/topology"  # where a browser goes from its one-time address
+HOLDER = "http"  # the name of a client that is only known to have the secret
+HOME = "/v1/topology"  # the page to which a one-time address redirects a browser
 
 
 class ByCertificate:
-    """The identity of the client's certificate, by the revocations known at this moment."""
+    """The identity in the client's certificate, by the current revocations."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
@@ -37,7 +38,7 @@ class ByCertificate:
 
 @dataclass(frozen=True, slots=True)
 class BySecret:
-    """Whoever has the broker's secret; without keys all get one role."""
+    """Accepts clients that have the broker's secret; without keys all get the same role."""
 
     secret: Secret
     tokens: Tokens
@@ -57,7 +58,7 @@ class BySecret:
         return self.holder
 
     async def login(self, request: web.Request) -> web.StreamResponse:
-        """Change the token of a one-time address for a session."""
+        """Exchange the token of a one-time address for a session."""
         now, host = time.time(), request.host.lower()
         if (token := request.query.get("token")) is None:
             raise NotAuthenticated("this address needs the token that `tops console-url` makes")
@@ -78,5 +79,5 @@ def _subject(request: web.Request) -> str:
 
 
 def _cookie(request: web.Request) -> str:
-    # Browsers send a host's cookies to all of its ports: each broker has a name of its own.
+    # Browsers send a host's cookies to all of its ports, so each broker uses a cookie name of its own.
     return f"tops-{request.host.rpartition(':')[2]}"

@@ -1,4 +1,4 @@
-"""Asking a broker's HTTP side, as the command line does: with keys, or with the secret of a broker without."""
+"""Requests to a broker over HTTP, for the command line: with keys, or with the secret of a broker without keys."""
 
 import ssl
 import time
@@ -17,12 +17,12 @@ from tops.security import TokenKind, find_secret, make_token, request_subject
 async def get_json(session: aiohttp.ClientSession, url: str, path: str, keys: Path | None = None) -> tuple[int, Any]:
     """Status and content of a view, at the broker with this `ws://` or `wss://` address.
 
-    NotReachable if nobody answers there, NotAuthenticated or PermissionDenied if the broker rejects us.
+    NotReachable if no broker responds there, NotAuthenticated or PermissionDenied if the broker rejects the request.
     """
     address = http_address(url, path)
     status, content = await _get_once(session, url, address, keys)
     if status == 403 and address.scheme == "http":
-        # A token that was made before the broker's start does not count: one more is made, in case it has just started.
+        # A token that was made before the broker's start is invalid: retry with a new one, in case it has just started.
         status, content = await _get_once(session, url, address, keys)
     if status in (403, 421):
         raise PermissionDenied(f"{url}: {content['error']}")
@@ -40,10 +40,10 @@ async def _get_once(session: aiohttp.ClientSession, url: str, address: URL, keys
     try:
         async with session.get(address, headers=headers, ssl=_tls_for(address, keys)) as response:
             if lacking is not None:
-                raise lacking  # somebody listens there: it is the secret that is missing, not the broker
+                raise lacking  # a broker listens there: only the secret is missing
             return response.status, await response.json()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise NotReachable(f"{url} does not answer: {error}") from None
+        raise NotReachable(f"{url} does not respond: {error}") from None
 
 
 def http_address(url: str, path: str) -> URL:
@@ -52,7 +52,7 @@ def http_address(url: str, path: str) -> URL:
 
 
 def bearer_for(address: URL, method: str = "GET") -> dict[str, str]:
-    """The header that a request to a broker without keys shows; none with keys, where the certificate is shown."""
+    """The header of a request to a broker without keys; none with keys, where the certificate proves the identity."""
     if address.scheme == "https":
         return {}
     host = address.host_port_subcomponent or ""

@@ -1,9 +1,9 @@
 """Decides on every HTTP request, WebSocket upgrades included, before its handler runs.
 
-In this order: was it meant for this listener (`Host`, `Origin`), which identity makes it, has that identity the right
-that the route's row asks for. Rejections are reported, for the audit log, and answered with 421 (`Host`) or 403. An
-address that shows wrong tokens may do so once a second; its further requests with a token are answered with 429, unless
-the token proves that its maker knows the secret: other programs of the same machine have the same address.
+The checks, in this order: is the request for this listener (`Host`, `Origin`), which identity makes it, has that
+identity the right of the route's row. Rejections are reported, for the audit log, with status 421 (`Host`) or 403. An
+address may send one wrong token per second; its further requests with a token get status 429, unless the token proves
+that its maker knows the secret: other programs of the same machine have the same address.
 """
 
 import hmac
@@ -19,10 +19,10 @@ from tops.http.rights import Access, Handler, Needs, Right, Routes, Table
 from tops.model.errors import NotAuthenticated, PermissionDenied, Retry, TopsError
 from tops.security import Identity, KeyedBuckets, Permissions, is_loopback, network_of
 
-Authenticate = Callable[[web.Request], Identity | None]  # None: shows nothing; NotAuthenticated: shows something wrong
-Report = Callable[[str, str, str], None]  # who, which request, why it was rejected
+Authenticate = Callable[[web.Request], Identity | None]  # None: no proof; NotAuthenticated: a wrong proof
+Report = Callable[[str, str, str], None]  # the peer, the request, why it was rejected
 
-PRINCIPAL = web.RequestKey("principal", Identity)  # where a handler finds the identity that makes the request
+PRINCIPAL = web.RequestKey("principal", Identity)  # the identity that makes the request, for handlers
 _CLIENT_BYTES_MAX = 2**20
 _BEARER = "Bearer "
 _WRONG_TOKENS_PER_S = 1.0  # of one address
@@ -41,7 +41,7 @@ class Gate:
         self._wrong_tokens = KeyedBuckets(_WRONG_TOKENS_PER_S, _WRONG_TOKENS_AT_ONCE)
 
     def authenticate_by_shown_secret(self, another: Authenticate) -> None:
-        """Also take this: a token that is the secret itself, not made from it. Asked before the others."""
+        """Also accept a token that is the secret itself, not made from it; it is tried before the others."""
         self._by_shown_secret.append(another)
 
     def routes(self, table: Table) -> Routes:
@@ -84,7 +84,7 @@ class Gate:
             if (found := authenticate(request)) is not None:
                 return found
         raise NotAuthenticated(
-            "this request shows no identity: use the command line, a client certificate, a bearer token, "
+            "this request proves no identity: use the command line, a client certificate, a bearer token, "
             "or in a browser the address that `tops console-url` prints"
         )
 
@@ -97,20 +97,20 @@ class Gate:
 
 
 def _too_many(wait_s: float) -> web.Response:
-    text = f"too many requests with a wrong token came from this address: wait {wait_s:.1f} s"
+    text = f"too many requests with a wrong token from this address: wait {wait_s:.1f} s"
     response = json_response({"error": text, "code": "too-many", "retry": Retry.SAFE.value}, 429)
     response.headers["Retry-After"] = str(math.ceil(wait_s))
     return response
 
 
 def bearer_of(request: web.Request) -> str | None:
-    """The bearer token that a request shows."""
+    """The bearer token of a request."""
     given = request.headers.get("Authorization", "")
     return given.removeprefix(_BEARER) if given.startswith(_BEARER) else None
 
 
 def shows(request: web.Request, token: str) -> bool:
-    """Whether the request shows this very bearer token; one that shows none, or an empty one, never does."""
+    """Whether the request has exactly this bearer token; False for a missing or empty one."""
     shown = (bearer_of(request) or "").encode(errors="surrogateescape")  # a header may hold any bytes
     return shown != b"" and hmac.compare_digest(shown, token.encode())
 

@@ -1,7 +1,7 @@
-"""Which names a listener goes by, and whether a request was meant for one of them.
+"""The names of a listener, and whether a request is for one of them.
 
-A web page can't forge `Host` and `Origin`: the browser writes them. A page whose own name was made to point at this
-listener (DNS rebinding) shows by its `Host`, and a page of another server by its `Origin`. Programs send no `Origin`.
+A web page can't forge `Host` and `Origin`: the browser writes them. `Host` reveals a page whose own name was made to
+point at this listener (DNS rebinding), and `Origin` a page of another server. Programs send no `Origin`.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 class WrongHost(NotAuthenticated):
-    """The request names a host that this listener is not."""
+    """The request names a host that is not a name of this listener."""
 
 
 class ForeignOrigin(NotAuthenticated):
@@ -33,8 +33,8 @@ class Names:
         origins: Iterable[str] = (),
         setting: str = "hosts",
     ) -> None:
-        """`addresses` are the `host:port` that it listens at or is known by; `hosts` and `origins` are the further ones
-        of proxies, as the configuration has them; `setting` names the key that a rejection points to."""
+        """`addresses` are the `host:port` under which it listens or is reached; `hosts` and `origins` are further ones
+        of proxies, from the configuration; `setting` is the key that a rejection names."""
         self._setting = setting
         self._names: set[tuple[str, int | None]] = set()
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
@@ -66,6 +66,6 @@ class Names:
             port = 443 if request.scheme == "https" else 80
         if (host, port) in self._names or (host, None) in self._names:
             return True
-        # One that listens at every address goes by each of them; an address, unlike a name, can't be rebound.
+        # A listener at every address has all of them as names; an address, unlike a name, can't be rebound.
         reached = request.transport.get_extra_info("sockname") if request.transport is not None else None
         return reached is not None and (host, port) == (str(reached[0]).partition("%")[0], reached[1])

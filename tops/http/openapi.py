@@ -3,12 +3,12 @@
 from typing import Any
 
 _PATHS = {
-    "/healthz": ("The process lives.", {"status": "string"}),
-    "/readyz": ("200 when the broker does its part, 503 with what is lacking.", {"ready": "boolean"}),
+    "/healthz": ("The process runs.", {"status": "string"}),
+    "/readyz": ("200 when the broker is ready, 503 with what is missing.", {"ready": "boolean"}),
     "/v1/topology": ("Brokers, links and recent alarms.", {"broker": "string", "brokers": "array", "links": "array"}),
     "/v1/subscriptions": ("Subscriptions of the sites here, durable ones with position.", {"sites": "array"}),
     "/v1/transactions": ("Transactions that this broker coordinates, those in doubt first.", None),
-    "/v1/transactions/{tx}": ("One transaction, also one that ended not too long ago.", {"tx": "string"}),
+    "/v1/transactions/{tx}": ("One transaction, also one that ended recently.", {"tx": "string"}),
     "/v1/journal": ("The journal's size and bounds, and the logs in it.", {"first": "integer", "logs": "array"}),
 }
 
@@ -32,5 +32,5 @@ def _operation(path: str, text: str, fields: dict[str, str] | None) -> dict[str,
     }
     if "{tx}" in path:
         operation["parameters"] = [{"name": "tx", "in": "path", "required": True, "schema": {"type": "string"}}]
-        operation["responses"]["404"] = {"description": "Nothing is known of it here."}
+        operation["responses"]["404"] = {"description": "It is not known here."}
     return operation

@@ -1,7 +1,7 @@
-"""What each HTTP route asks of who calls it: a table with a row per route, and an application that has no other routes.
+"""What each HTTP route requires of its caller: a table with a row per route, and an application without other routes.
 
-A row is either a kind of access that needs no right, or a verb and the event types that it is done to. Layers above add
-their routes with rows of their own (`Routes.add`); there is no way to add a route without one.
+A row is either a kind of access that needs no right, or a verb and its event types. Layers above add their routes with
+rows of their own (`Routes.add`); a route without a row can't be added.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,8 +19,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Access(Enum):
     """Access that needs no right on an event type."""
 
-    PUBLIC = "public"  # everybody who can connect: the rows of a listener for health and metrics only
-    LOCAL = "local"  # everybody on this machine; from elsewhere, every identity
+    PUBLIC = "public"  # every client that can connect: the rows of a listener for health and metrics only
+    LOCAL = "local"  # every client on this machine; from elsewhere, every identity
     PROVES_ITSELF = "proves itself"  # the handler checks a proof of its own before it does anything
     IDENTIFIED = "identified"  # every identity
 
@@ -63,24 +63,22 @@ class Routes:
         self.app, self.table = app, dict(table)
 
     def add(self, method: str, path: str, handler: Handler, right: Right | None = None) -> None:
-        """Serve a route whose row is in the table, or is `right`; InvariantBroken if there is none."""
+        """Serve a route whose row is in the table or is `right`; InvariantBroken without a row."""
         if right is not None:
             self.table[method, path] = right
         if (method, path) not in self.table:
-            raise InvariantBroken(
-                f"{method} {path} has no row in the table of rights: nobody could be let in or kept out"
-            )
+            raise InvariantBroken(f"{method} {path} has no row in the table of rights: its access is not defined")
         self.app.router.add_route(method, path, handler)
         if method == "GET":
             self.app.router.add_route("HEAD", path, handler)
 
     def right_of(self, request: web.Request) -> Right | None:
-        """The row of the route that a request has found; None if it has found none, and gets a 404 or 405."""
+        """The row of a request's route; None without a route: the response is 404 or 405."""
         if request.match_info.http_exception is not None:
             return None
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else ""
         method = "GET" if request.method == "HEAD" else request.method
         if (method, path) not in self.table:
-            raise InvariantBroken(f"{method} {path} was added past the table of rights")
+            raise InvariantBroken(f"{method} {path} was added without a row in the table of rights")
         return self.table[method, path]

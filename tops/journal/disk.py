@@ -1,9 +1,9 @@
-"""Everything the journal asks of the file system, one method per step that a crash can separate from the next."""
+"""All file system operations of the journal, one method per step that a crash can separate from the next."""
 
 import os
 from pathlib import Path
 
-# macOS has no fdatasync; its fsync is the nearest.
+# macOS has no fdatasync; fsync is the nearest.
 _datasync = getattr(os, "fdatasync", os.fsync)
 
 
@@ -21,8 +21,8 @@ class Disk:
             offset += written
 
     def reserve(self, descriptor: int, offset: int, size: int) -> None:
-        """Makes the file longer by zeros. They are written, and not only set aside: a sync of what comes in their
-        place has nothing but the data to put on disk."""
+        """Extend the file by zeros. They are written and not only reserved, so that a sync of the data that replaces
+        them need not write metadata."""
         self.write(descriptor, bytes(size), offset)
 
     def truncate(self, descriptor: int, size: int) -> None:

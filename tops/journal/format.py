@@ -8,8 +8,8 @@ Little endian throughout. A segment is a header and then batches; a batch is a h
     record           length, check, payload
 
 Every check is a CRC-32. A batch header's check is seeded with the journal's id and the segment's number, so that a
-header vouches for itself wherever it is found; a record's check goes on from the check before it, so that a changed,
-dropped, repeated or swapped record breaks the chain.
+header is valid only at its own position in its own journal; a record's check continues the check before it, so that a
+changed, removed, repeated or swapped record breaks the chain.
 """
 
 import struct
@@ -40,7 +40,7 @@ WATERMARK_BYTES = 4096
 
 
 class Damaged(Exception):
-    """These bytes are not what was written; the message says in which way, `at` where from their start."""
+    """These bytes are not what was written. The message names the problem, `at` the offset from their start."""
 
     def __init__(self, problem: str, at: int = 0) -> None:
         self.at = at
@@ -48,15 +48,15 @@ class Damaged(Exception):
 
 
 class SegmentFlags(IntFlag):
-    """What a segment's header says about the segments before it."""
+    """Flags of a segment's header about the segments before it."""
 
     NONE = 0
-    BASE = 1  # written by a rewrite: nothing before this segment belongs to the journal any more
+    BASE = 1  # written by a rewrite: no segment before this one belongs to the journal any more
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The start of a segment file; whole on disk before the file gets its name."""
+    """The start of a segment file; it is on disk completely before the file gets its name."""
 
     journal_id: bytes
     number: int
@@ -68,7 +68,7 @@ class SegmentHeader:
 
     @property
     def seed(self) -> int:
-        """What ties the checks of this segment's batches to this journal and this segment."""
+        """The seed that binds the checks of this segment's batches to this journal and this segment."""
         return crc32(self.number.to_bytes(8, "little"), crc32(self.journal_id))
 
     def sealed_at(self, size: int) -> "SegmentHeader":
@@ -98,7 +98,7 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """What is certainly on disk: the segments that belong to the journal, and how much of the last one."""
+    """What is certainly on disk: the segments that belong to the journal, and the synced size of the last one."""
 
     journal_id: bytes
     generation: int
@@ -128,7 +128,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """What one group commit wrote; found after a damaged place, it proves that everything before it was synced."""
+    """The header of one group commit. If a valid one follows damaged bytes, everything before it had been synced."""
 
     body_bytes: int
     records: int
@@ -151,7 +151,7 @@ class BatchHeader:
 def encode_batch(
     records: Sequence[bytes], *, seed: int, offset: int, chain: int, first_sequence: int
 ) -> tuple[bytes, int]:
-    """One batch for that place in a segment, and the check that the next batch follows."""
+    """One batch for that offset in a segment, and the check that the next batch continues."""
     body_bytes = sum(map(len, records)) + RECORD_HEADER_BYTES * len(records)
     fields = _BATCH.pack(BATCH_MAGIC, body_bytes, len(records), chain, first_sequence, offset)
     check = crc32(fields, seed)
@@ -165,7 +165,8 @@ def encode_batch(
 
 
 def decode_records(header: BatchHeader, body: bytes) -> tuple[list[bytes], int]:
-    """A batch's records, all checked, and the check that the next batch follows; damage counts from its header."""
+    """A batch's records, all checked, and the check that the next batch continues; offsets of damage count from the
+    header."""
     if len(body) < header.body_bytes:
         missing = header.body_bytes - len(body)
         raise Damaged(f"the file ends {missing} bytes before the end of a batch", BATCH_HEADER_BYTES + len(body))

@@ -1,7 +1,7 @@
-"""The journal as the asyncio runtime uses it: appends cost no wait, and one sync makes many of them durable.
+"""The journal as the asyncio runtime uses it: an append does not wait, and one sync makes many of them durable.
 
-The event loop's thread queues records and hears what became durable; one writer thread owns the files. While a sync
-runs, the records appended meanwhile gather into the next batch, so batches grow with the load.
+The event loop's thread queues records and is notified when they are durable; one writer thread owns the files. Records
+that are appended during a sync form the next batch, so batches grow with the load.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ UNHURRIED_S = 0.05
 
 
 class Journal:
-    """An append-only log of byte strings, numbered without gaps, that survives whatever it has acknowledged.
+    """An append-only log of byte strings, numbered without gaps; what it has acknowledged survives a crash.
 
     Use it from one event loop. After a failed write or sync nothing more is acknowledged, every call raises
     JournalFailed, and the process must stop: only a new open can tell what is on disk.
     """
 
     def __init__(self, store: Store) -> None:
-        """Journal.open is the way to get one."""
+        """Use `Journal.open` to get one."""
         self._store = store
         self._writer = Writer(
             store,
@@ -57,7 +57,7 @@ class Journal:
         now: Callable[[], float] = time.time,
         disk: Disk | None = None,
     ) -> Self:
-        """Opens or creates the journal and checks all of it; `recovery` says what was found, `read` gives the records.
+        """Opens or creates the journal and checks all of it; `recovery` has the result, `read` returns the records.
 
         Blocks while it reads. Raises JournalCorrupt or JournalLocked, and then has changed nothing.
         """
@@ -65,7 +65,7 @@ class Journal:
 
     @property
     def first_sequence(self) -> int:
-        """The number of the oldest record kept; equal to `next_sequence` in an empty journal."""
+        """The number of the oldest retained record; equal to `next_sequence` in an empty journal."""
         return self._store.first_sequence
 
     @property
@@ -80,12 +80,12 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """What the segments take on disk."""
+        """The size of the segments on disk."""
         return self._store.size_bytes
 
     @property
     def queued(self) -> int:
-        """How many records wait for the writer; a caller that outruns its disk sees this grow."""
+        """Number of records that wait for the writer; it grows when a caller is faster than its disk."""
         return len(self._writer)
 
     @property
@@ -93,9 +93,10 @@ class Journal:
         return replace(self._store.statistics)
 
     def append(self, record: bytes, *, soon: bool = True) -> int:
-        """Queues a record and returns its number; what one turn of the loop appends shares a group commit.
+        """Queues a record and returns its number; appends of one event-loop iteration share a group commit.
 
-        One that nobody waits for need not be written `soon`: it goes with the next one that must, or after a while.
+        A record that nothing waits for need not be written `soon`: it is written with the next urgent one, or after
+        `UNHURRIED_S`.
         """
         self._check_usable()
         _check_size(record)
@@ -112,7 +113,7 @@ class Journal:
     def when_durable(self, sequence: int, callback: Callable[[], object]) -> None:
         """Calls back, in the loop, once that record is on disk: by number, then in the order of these calls.
 
-        A journal that fails first never calls; `failed` tells.
+        A journal that fails first never calls back; `failed` returns then.
         """
         self._check_usable()
         self._arrivals += 1
@@ -149,14 +150,14 @@ class Journal:
         return self._store.within(size_bytes)
 
     async def drop_before(self, sequence: int) -> int:
-        """Deletes whole segments of records below `sequence`; returns how many segments went."""
+        """Deletes whole segments of records below `sequence`; returns the number of deleted segments."""
         self._check_usable()
         return int(await self._run(lambda: self._store.drop_before(sequence)))
 
     async def rewrite(self, records: Sequence[bytes]) -> int:
         """Replaces every record appended before this call by these, atomically; returns the first one's number.
 
-        The caller hands over its whole state as records; what it appends afterwards comes behind them.
+        The caller passes its whole state as records; later appends follow them.
         """
         self._check_usable()
         for record in records:
@@ -169,8 +170,8 @@ class Journal:
     def read(self, from_sequence: int) -> Iterator[tuple[int, bytes]]:
         """The durable records from that number on, checked, a batch in memory at a time; ends at the last of them.
 
-        Reads files as it is iterated, from any thread. Raises NotInJournal for a number that is not kept any more or
-        not given yet, also when a drop or a rewrite overtakes the reader, and JournalCorrupt for damage.
+        Reads files as it is iterated, from any thread. Raises NotInJournal for a number that is truncated or not
+        assigned yet, also when a deletion or a rewrite overtakes the reader, and JournalCorrupt for damage.
         """
         if not self.first_sequence <= from_sequence <= self._next_sequence:
             raise NotInJournal(str(self._store.directory), from_sequence, self.first_sequence, self._next_sequence)
@@ -185,7 +186,8 @@ class Journal:
             return
         had_failed, self._closed = self._failure is not None, True
         await asyncio.to_thread(self._writer.join)
-        # What the writer posted before it ended runs before this goes on: to_thread's answer was posted later.
+        # Callbacks that the writer scheduled before it ended run before this continues: the result of to_thread was
+        # scheduled later.
         self._store.close()
         self._end_waiting(JournalClosed(str(self._store.directory)))
         if self._failure is not None and not had_failed:
@@ -228,7 +230,7 @@ class Journal:
 
     def _wake_soon(self) -> None:
         if not self._wake_is_scheduled:
-            # Woken at the end of the loop's turn, the writer finds all that the turn appended: one sync for it.
+            # Woken at the end of the event-loop iteration, the writer finds all that it appended: one sync for all.
             self._wake_is_scheduled = True
             self._running_loop().call_soon(self._wake)
 
@@ -245,7 +247,7 @@ class Journal:
             self._writer.wake()
 
     def _call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
-        """From the writer's thread to the loop's; a loop that is gone has nobody left to tell."""
+        """Run a callback in the loop's thread, called from the writer's; a closed loop has no waiters any more."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 
@@ -259,12 +261,13 @@ class Journal:
             try:
                 callback()
             except Exception as error:
-                # One caller's bug must not keep the others waiting for ever.
+                # An error in one callback must not prevent the others.
                 context = {"message": "a journal callback raised", "exception": error}
                 self._running_loop().call_exception_handler(context)
 
     def give_up(self, problem: str) -> JournalFailed:
-        """The caller can't append what it must: from here on it is as if a write had failed. Returns the failure."""
+        """Fail the journal as if a write had failed, because the caller can't append a required record. Returns the
+        failure."""
         if self._failure is None:
             self._fail(JournalFailed(str(self._store.directory), problem))
         assert self._failure is not None

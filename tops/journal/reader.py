@@ -14,12 +14,12 @@ CurrentSegments = Callable[[], tuple[Segment, ...]]
 def read_records(directory: str, current_segments: CurrentSegments, from_sequence: int) -> Iterator[tuple[int, bytes]]:
     """Ends at the last durable record; may run in another thread than the one that commits.
 
-    Raises NotInJournal, at the first record too, when what it stands before was dropped or rewritten meanwhile.
+    Raises NotInJournal, also at the first record, when the next record was truncated or rewritten meanwhile.
     """
     sequence = from_sequence
     segment = _segment_of(current_segments(), sequence, directory)
     while True:
-        # Looked at before reading: a segment that has a successor by now no longer grows.
+        # Checked before reading: a segment that has a successor by now no longer grows.
         segments = current_segments()
         for number, record in _segment_records(directory, current_segments, segment, sequence):
             yield number, record
@@ -42,7 +42,7 @@ def _segment_records(
         raise _truncated(segments, sequence, directory) from error
     try:
         reader = BatchReader(descriptor, segment.header.seed, segment.start_for(sequence))
-        # `end` is looked at again whenever it is reached: the writer moves it while we read.
+        # `end` is read again whenever it is reached: the writer may move it during the read.
         while reader.offset < (end := segment.end):
             for batch in reader.batches(end):
                 for number, record in enumerate(batch.records, batch.header.first_sequence):
@@ -63,7 +63,7 @@ def _segment_of(segments: tuple[Segment, ...], sequence: int, directory: str) ->
 
 def _successor(segments: tuple[Segment, ...], segment: Segment, sequence: int, directory: str) -> Segment:
     following = next((each for each in segments if each.header.number == segment.header.number + 1), None)
-    # A rewrite's first segment repeats the state that the records before it led to: it does not continue them.
+    # The first segment of a rewrite contains the state that results from the records before it: it is no continuation.
     if following is None or SegmentFlags.BASE in following.header.flags:
         raise _truncated(segments, sequence, directory)
     return following

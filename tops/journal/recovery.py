@@ -1,15 +1,15 @@
-"""Reads a journal's directory after a stop of any kind: proves it whole, or says where it is not.
+"""Reads a journal's directory after a stop of any kind: verifies that it is intact, or names where it is not.
 
-Everything is checked before anything is changed, so that a journal in doubt stays as it was found. The hard question
-is the end of the last segment: a write that a crash cut short is cut off and reported, damage to records that were
-acknowledged is refused. Three facts tell them apart, each enough to refuse:
+Everything is checked before anything is changed, so that a damaged journal stays as it was found. The difficult case is
+the end of the last segment: a write that a crash interrupted is cut off and reported; damage to acknowledged records is
+an error. Three facts distinguish them, each of which proves that the records were acknowledged:
 
 - the damage lies below the watermark, or below what was synced before the segment got its name;
 - a valid batch header lies behind it: a batch is written only when the one before it is durable;
 - it is not in the last segment: a segment is begun only when the one before it is durable.
 
-Zeros up to the end of a file are room that was made and not used; that no batch was turned into zeros is what the
-watermark and the header of the next segment tell.
+Zeros up to the end of a file are allocated and unused space; the watermark and the header of the next segment show that
+no batch was overwritten with zeros.
 """
 
 import os
@@ -25,16 +25,16 @@ from tops.model.errors import JournalCorrupt
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What opening a journal found, and what it cut off."""
+    """The result of opening a journal, and what was cut off."""
 
     records: int = 0
     bytes: int = 0
     segments: int = 0
-    torn_bytes: int = 0  # of a write that a crash cut short; never acknowledged
+    torn_bytes: int = 0  # of a write that a crash interrupted; never acknowledged
     torn_file: str = ""
     torn_offset: int = 0
     damaged_watermarks: int = 0  # 1: one of the two copies was unreadable and has been renewed
-    removed_files: tuple[str, ...] = ()  # left over by an interrupted drop, rewrite or new segment
+    removed_files: tuple[str, ...] = ()  # left over by an interrupted deletion, rewrite or new segment
 
 
 def recover(disk: Disk, directory: Path, watermarks: WatermarkFile) -> tuple[list[Segment], Recovery]:
@@ -67,7 +67,8 @@ def segment_numbers(directory: Path) -> set[int]:
 
 
 def _live_headers(directory: Path, watermark: Watermark) -> list[SegmentHeader]:
-    """The headers of all segments that belong to the journal; from the newest back, for a rewrite ends the search."""
+    """The headers of all segments that belong to the journal. The search begins with the newest and ends at a
+    rewrite."""
     present = segment_numbers(directory)
     newest = max([watermark.last_segment, *present])
     headers: list[SegmentHeader] = []
@@ -77,7 +78,7 @@ def _live_headers(directory: Path, watermark: Watermark) -> list[SegmentHeader]:
             raise JournalCorrupt(str(path), 0, "the segment is missing")
         header = _read_header(path)
         if (header.journal_id, header.number) != (watermark.journal_id, number):
-            raise JournalCorrupt(str(path), 0, "the segment belongs to another place or another journal")
+            raise JournalCorrupt(str(path), 0, "the segment has another number, or belongs to another journal")
         headers.append(header)
         if SegmentFlags.BASE in header.flags:
             break
@@ -109,7 +110,7 @@ def _verified(directory: Path, headers: list[SegmentHeader], watermark: Watermar
 
 
 def _verify(header: SegmentHeader, path: Path, durable_bytes: int, may_be_torn: bool) -> tuple[Segment, int]:
-    """One segment, checked batch by batch, and how many bytes at its end a crash cut short."""
+    """One segment, checked batch by batch, and the number of bytes at its end that a crash left torn."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(descriptor).st_size
@@ -123,22 +124,24 @@ def _verify(header: SegmentHeader, path: Path, durable_bytes: int, may_be_torn: 
                     raise JournalCorrupt(str(path), segment.end, "a batch does not follow the one before it")
                 segment.extend(batch.end, len(batch.records), batch.chain)
         except Damaged as damage:
-            place, problem = segment.end + damage.at, str(damage)
+            offset, problem = segment.end + damage.at, str(damage)
             if segment.end >= durable_bytes and reader.only_zeros_follow(size):
                 return segment, 0
             if not may_be_torn:
-                raise JournalCorrupt(str(path), place, f"{problem}, and a later segment exists") from damage
+                raise JournalCorrupt(str(path), offset, f"{problem}, and a later segment exists") from damage
             if segment.end < durable_bytes:
-                raise JournalCorrupt(str(path), place, f"{problem}, in what was durable") from damage
-            if (later := reader.later_batch_header(size)) is not None:
-                raise JournalCorrupt(str(path), place, f"{problem}, and a valid batch follows at {later}") from damage
+                raise JournalCorrupt(str(path), offset, f"{problem}, in what was durable") from damage
+            if (following := reader.later_batch_header(size)) is not None:
+                raise JournalCorrupt(
+                    str(path), offset, f"{problem}, and a valid batch follows at {following}"
+                ) from damage
         return segment, size - segment.end
     finally:
         os.close(descriptor)
 
 
 def _left_over(directory: Path, first_segment: int) -> list[Path]:
-    """Files that an interrupted drop, rewrite or creation left: replaced segments, and names never finished."""
+    """Files that an interrupted deletion, rewrite or creation left: replaced segments, and unfinished files."""
     dropped = sorted(number for number in segment_numbers(directory) if number < first_segment)
     unfinished = [
         directory / name
@@ -152,7 +155,7 @@ def _left_over(directory: Path, first_segment: int) -> list[Path]:
 def _make_durable(
     disk: Disk, segments: list[Segment], watermarks: WatermarkFile, torn_bytes: int, files_go: bool
 ) -> None:
-    """What is about to be served is on disk, and the watermark says so."""
+    """Make sure that everything to be served is on disk, and record that in the watermark."""
     last, watermark = segments[-1], watermarks.newest
     marked = watermark.durable_bytes if watermark.last_segment == last.header.number else SEGMENT_HEADER_BYTES
     if torn_bytes or marked < last.end:
@@ -160,7 +163,8 @@ def _make_durable(
         try:
             if torn_bytes:
                 disk.truncate(descriptor, last.end)
-            # After a failed sync the page cache can hold clean pages that never reached the disk: dirty them again.
+            # After a failed sync the page cache can hold pages that are marked clean but never reached the disk: write
+            # them again, so that the next sync includes them.
             disk.write(descriptor, os.pread(descriptor, last.end - marked, marked), marked)
             disk.datasync(descriptor)
         finally:

@@ -79,7 +79,7 @@ class Batch:
 
 
 class BatchReader:
-    """Reads checked batches one after the other, never a byte at or beyond the end it is given."""
+    """Reads checked batches one after the other, never a byte at or beyond the given end."""
 
     def __init__(self, descriptor: int, seed: int, offset: int) -> None:
         self._descriptor, self._seed = descriptor, seed
@@ -87,7 +87,7 @@ class BatchReader:
         self._buffer, self._buffer_start = b"", offset
 
     def batches(self, end: int) -> Iterator[Batch]:
-        """Every batch from here to `end`; raises Damaged, with `offset` at the batch that is not whole."""
+        """Every batch from here to `end`; raises Damaged, with `offset` at the damaged batch."""
         while self.offset < end:
             header = BatchHeader.decode(self._bytes(self.offset, BATCH_HEADER_BYTES, end), self._seed, self.offset)
             body_start = self.offset + BATCH_HEADER_BYTES
@@ -96,11 +96,11 @@ class BatchReader:
             yield Batch(header, records, chain, self.offset)
 
     def only_zeros_follow(self, end: int) -> bool:
-        """Whether nothing was written behind the place where reading stopped."""
+        """Whether nothing was written behind the offset where reading stopped."""
         return not os.pread(self._descriptor, end - self.offset, self.offset).strip(b"\0")
 
     def later_batch_header(self, end: int) -> int | None:
-        """The offset of a valid batch header after the place where reading stopped, if there is one."""
+        """The offset of a valid batch header after the offset where reading stopped, if there is one."""
         data = os.pread(self._descriptor, end - self.offset, self.offset)
         position = data.find(BATCH_MAGIC, 1)
         while position != -1:

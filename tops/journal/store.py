@@ -1,4 +1,5 @@
-"""The files of one open journal: commits batches, begins segments, drops and rewrites; blocking, one thread at a time.
+"""The files of one open journal: commit of batches, new segments, truncation and rewrite; blocking, one thread at a
+time.
 
 A crash may come between any two steps below; each order is chosen so that the next open finds either the journal as
 it was before the operation or as it is after it.
@@ -32,11 +33,12 @@ class JournalOptions:
 
     segment_bytes: int = 64 * 2**20  # a segment that has reached this size is followed by a new one
     batch_bytes_max: int = 4 * 2**20  # more than this is written by more than one sync
-    # So much room is made at a time at the end of a segment: a sync that need not note a new length is cheaper.
+    # Bytes by which a segment is extended at a time: a sync that need not record a new length is cheaper.
     preallocate_bytes: int = 0
-    # How long after the last commit the watermark is synced; 0: before each acknowledgement, for a second sync each.
+    # How long after the last commit the watermark is synced; 0: before each acknowledgement, with a second sync.
     seal_after_s: float = 0.02
-    # So few records are synced in the loop's thread while syncs take no longer than that: a hand-over costs more.
+    # Up to so many records are synced in the loop's thread, while syncs take no longer than that: to pass them to the
+    # writer's thread would cost more.
     here_records_max: int = 16
     here_sync_max_s: float = 0.002
 
@@ -56,7 +58,7 @@ class Store:
     """An open, locked journal directory. After an OSError it must not be used again, only closed."""
 
     def __init__(self, directory: Path, options: JournalOptions, now: Callable[[], float], disk: Disk) -> None:
-        """Opens, and creates if need be, the journal in `directory`."""
+        """Opens the journal in `directory`, or creates it."""
         self.directory, self.options, self._now, self._disk = directory, options, now, disk
         self.statistics = JournalStatistics()
         self.segments: tuple[Segment, ...] = ()
@@ -118,14 +120,14 @@ class Store:
         self._count(records, len(batch))
 
     def seal(self) -> None:
-        """Syncs the watermark: from here on even a power cut leaves no doubt about what was durable."""
+        """Syncs the watermark: from here on it is certain even after a power failure what was durable."""
         assert self._watermarks is not None
         self._watermarks.sync()
         self.statistics.fsyncs += 1
         self.unsealed = False
 
     def kept_from(self, sequence: int) -> int:
-        """The first record that stays if everything that can be is dropped before `sequence`. From any thread."""
+        """The first record that remains after a truncation before `sequence`. From any thread."""
         segments = self.segments
         kept = next((segment for segment in segments if segment.next_sequence > sequence), segments[-1])
         return kept.header.first_sequence
@@ -142,7 +144,7 @@ class Store:
         return first.header.first_sequence
 
     def drop_before(self, sequence: int) -> int:
-        """Deletes the segments that hold only records below `sequence`; the last one stays. Returns how many went."""
+        """Deletes the segments that hold only records below `sequence`, except the last one. Returns their number."""
         kept = tuple(segment for segment in self.segments if segment.next_sequence > sequence) or self.segments[-1:]
         dropped = self.segments[: len(self.segments) - len(kept)]
         if dropped:
@@ -151,7 +153,7 @@ class Store:
         return len(dropped)
 
     def rewrite(self, records: Sequence[bytes]) -> None:
-        """Replaces everything by these records, atomically: they go on from the next sequence number."""
+        """Replaces everything by these records, atomically; they get the next sequence numbers."""
         replaced = self.segments
         self._begin_segment(SegmentFlags.BASE, records)
         self.segments = self.segments[-1:]
@@ -166,7 +168,7 @@ class Store:
         os.close(self._lock)
 
     def _begin_segment(self, flags: SegmentFlags, records: Sequence[bytes]) -> None:
-        """Writes a whole new segment beside the others; the rename is the moment from which it counts."""
+        """Writes a complete new segment beside the others; it counts from the moment of its rename."""
         previous = self.segments[-1] if self.segments else None
         number = previous.header.number + 1 if previous else 1
         path = segment_path(self.directory, number)
@@ -226,7 +228,8 @@ class Store:
         return segment
 
     def _remove(self, segments: Sequence[Segment]) -> None:
-        """Says durably, in both watermarks, that these no longer belong to the journal, and only then deletes them."""
+        """Records durably, in both watermarks, that these no longer belong to the journal, and only then deletes them.
+        In the other order a crash in between would leave a watermark that names missing segments."""
         assert self._watermarks is not None
         last = self.segments[-1]
         self._watermarks.settle(self.segments[0].header.number, last.header.number, last.end)
@@ -285,6 +288,6 @@ def _loaded_watermarks(disk: Disk, directory: Path) -> WatermarkFile:
     path = directory / WATERMARK_NAME
     if not path.exists():
         if segment_numbers(directory):
-            raise JournalCorrupt(str(path), 0, "the watermark is missing, and segments are there")
+            raise JournalCorrupt(str(path), 0, "the watermark is missing, and there are segments")
         WatermarkFile.create(disk, directory, os.urandom(16))
     return WatermarkFile.load(disk, directory)

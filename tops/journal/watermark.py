@@ -1,7 +1,7 @@
-"""The `durable` file: how far the journal was certainly on disk.
+"""The `durable` file: up to where the journal was certainly on disk.
 
-Without it a flipped bit in the last batch could not be told from a write that a crash cut short. Two watermarks are
-kept and the older one is overwritten, so that a torn write of one leaves the other.
+Without it a flipped bit in the last batch could not be distinguished from a write that a crash interrupted. There are
+two watermarks and the older one is overwritten, so that a torn write of one leaves the other intact.
 """
 
 import os
@@ -16,7 +16,7 @@ WATERMARK_NAME = "durable"
 
 
 class WatermarkFile:
-    """Keeps the newest watermark; `load` and `create` are the ways to get one."""
+    """Keeps the newest watermark; use `load` or `create` to get one."""
 
     def __init__(self, disk: Disk, path: Path, descriptor: int, newest: Watermark, damaged: int) -> None:
         self._disk, self._path, self._descriptor = disk, path, descriptor
@@ -61,7 +61,7 @@ class WatermarkFile:
         return cls(disk, path, descriptor, newest, len(problems))
 
     def advance(self, first_segment: int, last_segment: int, durable_bytes: int) -> None:
-        """Written, not synced: it survives this process, and a power cut may take it back to an older one."""
+        """Write the watermark without a sync: it survives this process, but not surely a power failure."""
         generation = self.newest.generation + 1
         newest = Watermark(self.newest.journal_id, generation, first_segment, last_segment, durable_bytes)
         self._disk.write(self._descriptor, newest.encode(), generation % 2 * WATERMARK_BYTES)
@@ -71,7 +71,7 @@ class WatermarkFile:
         self._disk.datasync(self._descriptor)
 
     def settle(self, first_segment: int, last_segment: int, durable_bytes: int) -> None:
-        """Both copies say this durably: files that an older copy speaks of may go."""
+        """Write and sync both copies: files that only an older copy names may be deleted then."""
         for _ in (0, 1):
             self.advance(first_segment, last_segment, durable_bytes)
             self.sync()

@@ -1,4 +1,4 @@
-"""The writer thread: takes whatever is queued, makes it durable with one sync, and says so.
+"""The writer thread: takes all queued records, makes them durable with one sync, and reports that.
 
 Queueing, waking and `commit_here` are for the event loop's thread; everything else here runs in the writer's own.
 """
@@ -16,7 +16,7 @@ from tops.model.errors import JournalFailed
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work on the files that keeps its place among the appended records."""
+    """Work on the files that runs in order with the appended records."""
 
     run: Callable[[], object]
     on_done: Callable[[object], None]
@@ -32,7 +32,7 @@ class Writer:
         # One thread appends at the right, the other pops at the left: a deque needs no lock for that.
         self._queue: deque[bytes | Job] = deque()
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._files = threading.Lock()  # held by the thread that is at the files
+        self._files = threading.Lock()  # held by the thread that uses the files
         self._stopping = self._ended = False
         self._watches = False  # the thread wakes by itself, to sync the watermark
         self._thread = threading.Thread(target=self._run, name="tops-journal", daemon=True)
@@ -49,9 +49,8 @@ class Writer:
         self._wakes.put(None)
 
     def commit_here(self) -> bool:
-        """Commits what is queued in the caller's thread, if that is quicker than to hand it over: little is queued,
-        the writer is at rest, and the disk was quick the last time. Says whether it did; everything queued is durable
-        then."""
+        """Commits the queue in the caller's thread, if that is faster than passing it on: little is queued, the writer
+        is idle, and the last sync was fast. Returns whether it did; then everything queued is durable."""
         options = self._store.options
         if len(self._queue) > options.here_records_max or self._store.statistics.last_fsync_s > options.here_sync_max_s:
             return False
@@ -80,7 +79,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            # In this order: whoever sets the flag has put its last record before.
+            # The order of the two tests matters: the last record is queued before the flag is set.
             while not self._ended and not (self._stopping and not self._queue):
                 self._wait_for_work()
                 with self._files:
@@ -92,14 +91,15 @@ class Writer:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        # No retry: after a failed sync the kernel may call lost pages clean, and a second sync would succeed.
+        # No retry: after a failed sync the kernel may mark lost pages clean, and a second sync would succeed.
         self._ended = True
         failure = JournalFailed(str(self._store.directory), f"{type(error).__name__}: {error}")
         failure.__cause__ = error
         self._on_failure(failure)
 
     def _wait_for_work(self) -> None:
-        # Cleared before the look at the store: a commit in the other thread either is seen here or sees this.
+        # Cleared before the store is read: either this thread sees a commit of the other one, or that one sees the
+        # cleared flag and wakes this thread.
         self._watches = False
         self._watches = self._store.unsealed
         try:
@@ -107,7 +107,7 @@ class Writer:
         except queue.Empty:
             with self._files:
                 if perf_counter() - self._store.committed_at >= self._store.options.seal_after_s and not self._ended:
-                    # Nothing came for a while: the time to sync the watermark without keeping anyone waiting.
+                    # The queue has been empty for a while: a sync of the watermark delays nothing now.
                     self._store.seal()
 
     def _commit_or_run_job(self) -> None:

@@ -1,7 +1,7 @@
 """A broker's machine with its disk, its links and the clock: carries out effects, and decides nothing of the protocol.
 
-What it does decide is about resources: which messages of a site pass, which reader is too slow to be kept, and when
-publishers must wait because this broker has more queued than it likes.
+It decides about resources: which messages of a site pass, which slow reader is disconnected, and when publishers must
+wait because too much is queued at this broker.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ from tops.security import AuditLog, KeyedBuckets, Kind, Peer
 JOURNAL_QUEUE_MAX = 50_000
 OUTBOX_MAX = 200_000
 ALARMS_KEPT = 100
-RATE_LOOK = 64  # messages of a site between two looks at its rate
-WATCHED_AGAIN_S = 1.0  # what counts at most as time between two looks: a broker that stood still blames no site
-TURN_S = 0.02  # for the messages of one link, before others have their turn
+RATE_CHECK = 64  # messages of a site between two checks of its rate
+WATCH_INTERVAL_MAX_S = 1.0  # the most that counts as time between two checks: a paused broker must not blame sites
+ITERATION_S = 0.02  # for the messages of one link in one event-loop iteration
 
 log = logging.getLogger("tops.broker")
 
 
 class BrokerNode:
-    """One life of one broker."""
+    """One incarnation of one broker."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class BrokerNode:
         self.core, self.store, self.limits, self.audit = core, store, limits, audit
         self.cluster, self.addresses = cluster, addresses
         self.name = core.name
-        self.rejecting = False  # no room is left for more durable events
+        self.rejecting = False  # the journal is full: durable events are rejected
         self.links: dict[NodeId, Link] = {}
-        self.guards: dict[NodeId, Guard] = {}  # of the links that are sites'
+        self.guards: dict[NodeId, Guard] = {}  # of links to sites
         self.former_traffic = Traffic()  # of links that are no more
         self.meter = TxMeter(core.rendezvous.logs_of)
         self.alarms: list[tuple[float, str, str]] = []
@@ -93,7 +93,7 @@ class BrokerNode:
         self._rates = KeyedBuckets(limits.messages_per_s, max(limits.messages_per_s, 1024))
         self._reads: set[asyncio.Task[None]] = set()
         self._untaken: OrderedDict[Link, deque[tuple[LinkMessage, int]]] = OrderedDict()  # with the size of the frame
-        self._watched_at = _now()
+        self._checked_at = _now()
         self._backpressure = False
         self._backpressure_changes = 0
         self._remote_backpressure: dict[str, Backpressure] = {}
@@ -101,10 +101,11 @@ class BrokerNode:
     def act(self, effects: list[Effect]) -> None:
         self.outbox.put(effects)
 
-    # -------------------------------------------------------------------------------------------------- what arrives
+    # ----------------------------------------------------------------------------------------------------- receiving
 
     def take(self, link: Link, messages: tuple[LinkMessage, ...], size: int) -> float:
-        """Messages of one frame of `size` bytes, from a neighbour. When they take long, the rest is taken later."""
+        """Process the messages of one frame of `size` bytes from a neighbour. If that takes long, the rest is processed
+        in later event-loop iterations."""
         now = _now()
         guard = self.guards.get(link.name)
         waiting = self._untaken.get(link)
@@ -112,15 +113,15 @@ class BrokerNode:
             waiting.extend((message, size) for message in messages)
         else:
             for taken, message in enumerate(messages):
-                if taken and _now() - now > TURN_S:
+                if taken and _now() - now > ITERATION_S:
                     self._take_later(link, deque((left, size) for left in messages[taken:]))
                     break
                 self._act_on(link, guard, message, size, now)
         pause_s = self.pause(link)
         if guard is None:
             return pause_s
-        guard.unreckoned += len(messages)
-        return max(pause_s, self._pause(guard, now)) if guard.unreckoned >= RATE_LOOK else pause_s
+        guard.uncounted += len(messages)
+        return max(pause_s, self._pause(guard, now)) if guard.uncounted >= RATE_CHECK else pause_s
 
     def _take_later(self, link: Link, waiting: deque[tuple[LinkMessage, int]]) -> None:
         if not self._untaken:
@@ -128,17 +129,17 @@ class BrokerNode:
         self._untaken[link] = waiting
 
     def _take_more(self) -> None:
-        """One turn of the link that has waited longest; the loop does other work between two turns."""
+        """Process messages of the link that has waited longest, for one event-loop iteration."""
         link, waiting = next(iter(self._untaken.items()))
         now = _now()
         try:
-            while waiting and _now() - now <= TURN_S:
+            while waiting and _now() - now <= ITERATION_S:
                 if self.links.get(link.name) is not link:
-                    waiting.clear()  # its session is over, and what came with it is void
+                    waiting.clear()  # its session has ended: its messages no longer count
                     break
                 message, size = waiting.popleft()
                 self._act_on(link, self.guards.get(link.name), message, size, now)
-        except Exception as error:  # of what arrived: the link's reader raises it
+        except Exception as error:  # caused by a message: the link's reader raises it
             waiting.clear()
             link.fail(error)
         del self._untaken[link]
@@ -162,28 +163,29 @@ class BrokerNode:
                 self._send_rejection(link, subject, error.verb, error.event_type, str(error), rejection.code)
 
     def pause(self, link: Link) -> float:
-        """A site's rate is reckoned when its messages arrive, not while it waits; what arrived is taken first."""
-        return TURN_S if link in self._untaken else 0.0
+        """For how long the link must not be read: messages that have arrived are processed first. A site's rate counts
+        when its messages arrive, not while they wait."""
+        return ITERATION_S if link in self._untaken else 0.0
 
     def _rejected_when_full(self, link: Link, message: LinkMessage) -> bool:
-        """There is no room for more durable events: their publisher hears it, and may try again later."""
+        """Reject durable events because the journal is full; their publisher may try again later."""
         if type(message) is not Dissemination or message.rendezvous != self.name:
             return False
         event_type = type_of(message.publication)
         durable = event_type in self.core.rendezvous.logs_of
         if not durable or not isinstance(message.publication, Published | EventsPublished):
             return False
-        reason = f"the journal of {self.name} is full, and durable subscribers have not taken what is in it"
+        reason = f"the journal of {self.name} is full, and durable subscribers have not acknowledged its entries"
         rejection = EventsRejected(event_type=event_type, reason=reason)
         site = self.core.edge.sites.get(link.name)
         self.act(self.core.send_to(message.reply_to if site is None else site.address, rejection, _now()))
         return True
 
     def _pause(self, guard: Guard, now: float) -> float:
-        """A site over its rate is read more slowly; nothing of it is dropped."""
+        """For how long a site over its rate is not read; none of its messages is dropped."""
         bucket = self._rates
-        taken = min(guard.unreckoned, bucket.burst)
-        guard.unreckoned = 0
+        taken = min(guard.uncounted, bucket.burst)
+        guard.uncounted = 0
         if bucket.take(guard.accountable, taken, now):
             return 0.0
         return min(taken / bucket.rate, self.limits.heartbeat_s / 4)
@@ -206,21 +208,21 @@ class BrokerNode:
         self._audit_denied(who, f"{verb} {event_type}", f"{code}: {subject}{how}")
 
     def follower_dropped(self, feed: Feed, last_number: int, most: int) -> None:
-        """A durable subscription was dropped because of what was kept for it."""
+        """A durable subscription was dropped because too much of the journal was retained for it."""
         self.counters["followers_dropped"] += 1
         text = (
             f"the durable subscription {feed.key} was dropped at {feed.position} of {last_number} in "
-            f"{feed.event_type}: over {most} bytes of the journal were kept for it (follower_size)"
+            f"{feed.event_type}: over {most} bytes of the journal were retained for it (follower_size)"
         )
         self.alarm("follower-dropped", text)
         self._audit_denied(identity_of_feed(feed.key), f"follow {feed.event_type}", text)
 
-    def _audit_denied(self, who: str, act: str, detail: str) -> None:
+    def _audit_denied(self, identity: str, act: str, detail: str) -> None:
         if self.audit is not None:
-            self.audit.denied(time.time(), who=who, act=act, detail=detail)
+            self.audit.denied(time.time(), who=identity, act=act, detail=detail)
 
     def _reject(self, rejected: Reject) -> None:
-        """The machine did not act on a message of a site, which may be connected elsewhere."""
+        """The machine did not act on a message of a site, which may be connected to another broker."""
         link = self.links.get(rejected.sender.node)
         if link is not None:
             self._send_rejection(
@@ -235,9 +237,9 @@ class BrokerNode:
         if isinstance(control, Backpressure) and link.name not in self.guards:
             self._on_neighbour_backpressure(link, control)
             return
-        raise ProtocolError(f"{link.name} said {type(control).__name__}, which is not for it to say")
+        raise ProtocolError(f"{link.name} sent a {type(control).__name__}, which it must not send")
 
-    # ------------------------------------------------------------------------------------------------ what is wanted
+    # ------------------------------------------------------------------------------------------------------- effects
 
     def _perform(self, effect: Effect) -> None:
         kind = type(effect)
@@ -258,7 +260,7 @@ class BrokerNode:
             case Reject():
                 self._reject(effect)
             case _:
-                # Persist and Note went to the journal before this point, and the core routes Post itself.
+                # Persist and Note went to the journal before this point, and the core routes `SendTo` itself.
                 raise InvariantBroken(f"a broker can't perform the effect {effect!r}")
 
     def _send(self, name: NodeId, message: LinkMessage) -> None:
@@ -266,7 +268,7 @@ class BrokerNode:
             self.meter.outcome(message.body, _now())
         link = self.links.get(name)
         if link is None:
-            self.counters["dropped"] += 1  # the neighbour is gone: whoever cares asks again
+            self.counters["dropped"] += 1  # the neighbour is disconnected: requests are repeated on a new link
             return
         guard = self.guards.get(name)
         if guard is not None:
@@ -284,7 +286,7 @@ class BrokerNode:
             self._encoded = (message, encoded)
         link.enqueue(encoded)
         if type(message) is Envelope and type(message.body) is EventConfirmed:
-            link.send_now()  # its publisher waits; subscribers get the event after it
+            link.send_now()  # its publisher waits; subscribers get the event afterwards
         if guard is not None and link.pending_bytes > self.limits.queue_bytes_max:
             self._too_slow(link, "`queue_bytes_max`")
 
@@ -309,10 +311,10 @@ class BrokerNode:
         self.alarms = [*self.alarms[1 - ALARMS_KEPT :], (time.time(), kind, text)]
         log.warning(text, extra={"node": self.name, "alarm": kind})
 
-    # ---------------------------------------------------------------------------------------------- links come and go
+    # --------------------------------------------------------------------------------------------------------- links
 
     def own_link_hello(self, peer: Peer) -> LinkHello:
-        """What we say first on a connection with this peer."""
+        """The first control frame on a connection with this peer."""
         known = self.links.get(peer.node)
         brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
         proposal = secrets.token_hex(8)
@@ -321,7 +323,7 @@ class BrokerNode:
         return make_link_hello("", 0, proposal, brokers, urls)
 
     def link_for(self, peer: Peer, guard: Guard | None, ours: LinkHello, theirs: LinkHello, proposal: str) -> Link:
-        """The link that this connection carries: the one that both ends remember, or a new one."""
+        """The link that this connection carries: the one whose session both ends still have, or a new one."""
         name = peer.node
         known = self.links.get(name)
         if guard is not None:
@@ -340,7 +342,8 @@ class BrokerNode:
         return link
 
     def disconnected(self, link: Link) -> None:
-        """The connection of a link broke; a site is given some time to come back, unless it took its leave."""
+        """The connection of a link broke. A site may reconnect within the grace period, unless it has closed the
+        link itself."""
         if link.name not in self.guards or self.links.get(link.name) is not link:
             return
         if link.parted is not None:
@@ -353,12 +356,12 @@ class BrokerNode:
             self._lose(link)
 
     def reset(self, link: Link, reason: str) -> None:
-        """Forget the session with a broker that has sent something undecodable: it would send the same again with
-        every connection, for ever. Both ends begin a new session, as after a long absence, and exchange their routes;
-        what was under way is lost, and whoever waits for it asks again. To skip the one message would not be safe: a
-        session that goes on must not lose a route."""
+        """End the session with a broker that has sent something undecodable: it would repeat that with every
+        connection. Both ends begin a new session, as after a long absence, and exchange their routes; messages under
+        way are lost, and requests are repeated. To skip only that message would not be safe: a session that continues
+        must not lose a route."""
         self.counters["resets"] += 1
-        self.alarm("undecodable", f"the link to broker {link.name} begins anew: {reason}")
+        self.alarm("undecodable", f"the link to broker {link.name} begins a new session: {reason}")
         if self.links.get(link.name) is link:
             self._remove(link.name)
 
@@ -378,32 +381,34 @@ class BrokerNode:
         self.counters["slow_readers"] += 1
         waiting = link.pending_bytes
         fields = {"node": self.name, "site": link.name, "bytes": waiting, "reason": why}
-        log.warning("slow reader cut off", extra=fields)
-        link.close(f"you read too slowly: {waiting} bytes wait for you ({why}); connect again, or subscribe durably")
+        log.warning("slow reader disconnected", extra=fields)
+        link.close(
+            f"this site reads too slowly: {waiting} bytes wait for it ({why}); connect again, or subscribe durably"
+        )
         self._lose(link)
 
     def _cut_off_slow_readers(self, passed_s: float) -> None:
-        """What waits for sites is bounded in time, and in bytes for each identity and in all. Of an identity that has
-        too much, the session that has most is disconnected first."""
+        """Disconnect sites that read too slowly. The data that waits for sites is limited in time, and in bytes for
+        each identity and in total; the session of an identity with the most data is disconnected first."""
         limits = self.limits
         waiting: dict[str, list[Link]] = {}
         for name, guard in list(self.guards.items()):
             link = self.links[name]
             if link.flow.stalled_s(passed_s) > limits.acknowledge_s and link.connected:
-                self._too_slow(link, f"you acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
+                self._too_slow(link, f"it acknowledged nothing for {limits.acknowledge_s:g} s, `acknowledge_s`")
             elif link.pending_bytes:
                 waiting.setdefault(guard.accountable, []).append(link)
-        held = {who: sum(link.pending_bytes for link in links) for who, links in waiting.items()}
+        held = {identity: sum(link.pending_bytes for link in links) for identity, links in waiting.items()}
         for links in waiting.values():
             links.sort(key=lambda link: link.pending_bytes)
-        for who, links in waiting.items():
-            while held[who] > limits.identity_bytes_max:
-                held[who] -= links[-1].pending_bytes
-                self._too_slow(links.pop(), f"{who} has over `identity_bytes_max` waiting in all its sessions")
+        for identity, links in waiting.items():
+            while held[identity] > limits.identity_bytes_max:
+                held[identity] -= links[-1].pending_bytes
+                self._too_slow(links.pop(), f"over `identity_bytes_max` wait for all sessions of {identity}")
         while sum(held.values()) > limits.sites_bytes_max:
-            who = max(held, key=held.__getitem__)
-            held[who] -= waiting[who][-1].pending_bytes
-            self._too_slow(waiting[who].pop(), "over `sites_bytes_max` wait for all sites of this broker")
+            identity = max(held, key=held.__getitem__)
+            held[identity] -= waiting[identity][-1].pending_bytes
+            self._too_slow(waiting[identity].pop(), "over `sites_bytes_max` wait for all sites of this broker")
 
     def _lose(self, link: Link) -> None:
         self._remove(link.name)
@@ -411,7 +416,7 @@ class BrokerNode:
         log.info("site lost", extra={"node": self.name, "site": link.name})
         self.act(self.core.site_lost(link.name, _now()))
 
-    # ----------------------------------------------------------------------------------------------------- pressure
+    # -------------------------------------------------------------------------------------------------- backpressure
 
     @property
     def backpressure(self) -> bool:
@@ -422,16 +427,18 @@ class BrokerNode:
         return (link for name, link in self.links.items() if name not in self.guards)
 
     def watch(self) -> None:
-        """Look at the queues; to be called several times a second."""
+        """Check the queues; to be called several times a second."""
         now = _now()
-        self._cut_off_slow_readers(min(now - self._watched_at, WATCHED_AGAIN_S))
-        self._watched_at = now
+        self._cut_off_slow_readers(min(now - self._checked_at, WATCH_INTERVAL_MAX_S))
+        self._checked_at = now
         limit = self.limits.link_bytes_max // (2 if self._backpressure else 1)
         for link in list(self.broker_links()):
             if not link.connected and link.pending_bytes > self.limits.link_bytes_max:
-                # Nobody knows when it comes back: it begins anew then, and everyone else goes on meanwhile.
+                # It is not known when it comes back: it begins a new session then, and does not block the others.
                 self.counters["resets"] += 1
-                self.alarm("link-reset", f"{link.name} is away and {link.pending_bytes} bytes for it were dropped")
+                self.alarm(
+                    "link-reset", f"{link.name} is unreachable and {link.pending_bytes} bytes for it were dropped"
+                )
                 self._remove(link.name)
         backpressure = (
             any(link.connected and link.queued_bytes > limit for link in self.broker_links())
@@ -470,7 +477,7 @@ class BrokerNode:
 
 
 class _Recording:
-    """The record store, with a look at what is recorded for logs and counters."""
+    """The record store, which also reports records to the log and the counters."""
 
     def __init__(self, store: RecordStore, recorded: Callable[[object], None]) -> None:
         self._store, self._recorded = store, recorded

@@ -1,8 +1,8 @@
 """`tops.toml`: the cluster and its brokers, checked before anything starts.
 
 Every problem is reported with file, line and key. `${NAME}` in a string is replaced from the environment; a string
-`file:PATH` by that file's text, whose value is then kept out of logs. Tables that belong to other layers are checked by
-the model that those layers give to `load_config`, and are left alone by whoever does not know them.
+`file:PATH` by that file's text, which logs never contain. Tables of other layers are checked by the model that those
+layers pass to `load_config`; without a model they are kept unchecked.
 """
 
 import os
@@ -20,7 +20,7 @@ from tops.model.ids import NodeId
 from tops.security import Permissions, Role, register_secret
 from tops.security.listen import check_listen, split_address
 
-FOREIGN_TABLES = frozenset({"replica_set"})  # another layer's: kept as they are when no model is given for them
+FOREIGN_TABLES = frozenset({"replica_set"})  # of other layers: kept unchecked when no model is passed for them
 _SECRET_KEYS = re.compile(r"dsn|password|secret|token", re.IGNORECASE)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _QUANTITY = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]*?)(?:i?b)?\s*$", re.IGNORECASE)
@@ -32,7 +32,7 @@ def _quantity(value: object) -> object:
         return value
     found = _QUANTITY.match(value)
     if found is None or found[2].lower() not in _UNITS:
-        raise ValueError(f'{value!r} is no quantity: write for example "512 MiB" or "7 d"')
+        raise ValueError(f'{value!r} is no quantity: write "512 MiB" or "7 d", for example')
     return float(found[1]) * _UNITS[found[2].lower()]
 
 
@@ -42,7 +42,7 @@ Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][
 
 
 class Table(BaseModel):
-    """A table of the file; a key that it does not know is an error."""
+    """A table of the file; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,11 +54,12 @@ class RoleTable(Table):
 
 
 class Retention(Table):
-    """How much of the logs a broker keeps: entries older than `age`, or beyond `size`, may go.
+    """How much of the logs a broker retains: entries older than `age`, or beyond `size`, may be truncated.
 
-    What a durable subscriber has not taken is kept for it. When that makes the journal outgrow `size`, new durable
-    events are refused (`refuse`) or taken with a warning (`warn`). A subscriber for whom more than `follower_size` of
-    the journal would have to be kept is dropped, unless it is a replica in the list of its set.
+    Entries that a durable subscriber has not acknowledged are retained for it. When that makes the journal exceed
+    `size`, new durable events are rejected (`refuse`) or accepted with a warning (`warn`). A subscriber for which more
+    than `follower_size` of the journal would have to be retained is dropped, unless it is a replica in the list of its
+    set.
     """
 
     size: Bytes = 2**30
@@ -68,7 +69,7 @@ class Retention(Table):
 
     @property
     def follower_bytes(self) -> int:
-        """Where the file does not say: one subscriber alone never makes the broker refuse what others publish."""
+        """The limit for one subscriber. By default one subscriber alone can't make the broker reject events."""
         if self.follower_size is not None:
             return self.follower_size
         return self.size if self.when_full == "refuse" else 8 * self.size
@@ -76,19 +77,19 @@ class Retention(Table):
 
 class Limits(Table):
     heartbeat_s: Seconds = 5.0
-    site_grace_s: Seconds = 5.0  # how long a site may be away before its transactions stop waiting for it
-    vote_s: Seconds = 2.0  # how long a replica may take to prepare; then it is done without, or refused
-    finish_s: Seconds = 2.0  # how long a writer waits for a replica that has promised and does not say that it is done
+    site_grace_s: Seconds = 5.0  # how long a site may be unreachable before its transactions stop waiting for it
+    vote_s: Seconds = 2.0  # how long a replica may take to prepare; then its vote counts as a NO
+    finish_s: Seconds = 2.0  # how long a writer waits for a replica that has prepared to confirm its commit
     queue_bytes_max: Bytes = 16 * 2**20  # for one site; a reader that is slower is disconnected
     identity_bytes_max: Bytes = 256 * 2**20  # for all sites of one identity; beyond it the slowest are disconnected
-    sites_bytes_max: Bytes = 2**30  # for all sites; likewise, those of the identity with most
+    sites_bytes_max: Bytes = 2**30  # for all sites; beyond it sites of the identity with the most are disconnected
     acknowledge_s: Seconds = 60.0  # a site that acknowledges nothing for so long while data waits is disconnected
     link_bytes_max: Bytes = 64 * 2**20  # for one broker; beyond it publishers are slowed down
     messages_per_s: float = Field(default=1_000_000, gt=0)  # of one site, on average
     connections_per_s: float = Field(default=200, gt=0)
     waiting_per_address: int = Field(default=256, gt=0)
     clock_ahead_s: Seconds = 60.0  # by which a site's clock, and so its incarnation, may be ahead of the broker's
-    # Of one identity, all its sessions together; an application that works as intended never meets these.
+    # Of one identity, all its sessions together; a correct application does not reach these.
     sessions_max: int = Field(default=1_000, gt=0)  # connections to one broker, those over HTTP included
     subscriptions_max: int = Field(default=10_000, gt=0)  # at one broker
     filter_bytes_max: Bytes = 4 * 2**20  # of the filters of its subscriptions at one broker, or in one log
@@ -101,8 +102,8 @@ class Limits(Table):
 
 class Cluster(Table):
     name: Name
-    insecure: str | None = None  # the plain words that allow to go without TLS beyond loopback
-    site_role: str = "admin"  # of every site, where there are no keys to tell them apart
+    insecure: str | None = None  # the phrase that allows connections without TLS beyond loopback
+    site_role: str = "admin"  # of every site, where no keys distinguish them
 
 
 class BrokerTable(Table):
@@ -128,7 +129,7 @@ class BrokerTable(Table):
 
     @property
     def addresses(self) -> list[str]:
-        """The `host:port` by which this broker is known."""
+        """Each `host:port` under which this broker is reached."""
         return [self.listen] if self.advertise is None else [self.listen, self.advertise]
 
     @property
@@ -177,7 +178,7 @@ class Config(Table):
 
 
 def load_config(path: Path, sections: Mapping[str, TypeAdapter[Any]] | None = None) -> Config:
-    """Read and check a file. `sections` are the tables of other layers with what checks them; their values are in
+    """Read and check a file. `sections` are the tables of other layers with their models; their values are in
     `others`."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -202,18 +203,18 @@ def parse_config(text: str, path: Path, sections: Mapping[str, TypeAdapter[Any]]
     for table in resolved["broker"] if isinstance(resolved.get("broker"), list) else []:
         for key in ("data", "keys"):
             if isinstance(table, dict) and isinstance(table.get(key), str):
-                table[key] = path.parent / table[key]  # as the file sees it, wherever the process runs
+                table[key] = path.parent / table[key]  # relative to the file, not to the working directory
     config: Config = _validated(TypeAdapter(Config), {**resolved, "others": others}, path, text, ())
     _check_whole(config, path, text)
     return config
 
 
 def _check_whole(config: Config, path: Path, text: str) -> None:
-    """What no single key can tell: names that occur twice, links to nobody, listeners that let strangers in."""
+    """Problems that concern several keys: duplicate names, links to unknown brokers, listeners without keys."""
     for table, names in (("broker", [b.name for b in config.broker]), ("role", [r.name for r in config.role])):
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise error_at(path, text, (table, index, "name"), f"{name!r} is there twice")
+                raise error_at(path, text, (table, index, "name"), f"{name!r} occurs twice")
     names = [b.name for b in config.broker]
     for index, broker in enumerate(config.broker):
         for other in broker.links or []:
@@ -225,12 +226,12 @@ def _check_whole(config: Config, path: Path, text: str) -> None:
             raise error_at(path, text, ("broker", index, "listen"), str(error)) from None
     if len({broker.keys is None for broker in config.broker}) > 1:
         index = next(i for i, b in enumerate(config.broker) if b.keys is None)
-        raise error_at(path, text, ("broker", index, "name"), "has no keys while other brokers have; give it some")
+        raise error_at(path, text, ("broker", index, "name"), "has no keys while other brokers have keys; set 'keys'")
     topology = config.topology()
     first = topology.brokers[0]
     for index, broker in enumerate(config.broker):
         if broker.name != first and topology.next_hop(NodeId(broker.name), first) is None:
-            raise error_at(path, text, ("broker", index, "links"), f"no way leads from {broker.name!r} to {first!r}")
+            raise error_at(path, text, ("broker", index, "links"), f"no path leads from {broker.name!r} to {first!r}")
     for index, role in enumerate(config.role):
         try:
             Permissions([Role.parse(role.name, role.allow, role.deny)])
@@ -245,7 +246,7 @@ def _validated(model: TypeAdapter[Any], raw: Any, path: Path, text: str, prefix:
         first = error.errors()[0]
         problem = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            problem = "is not a key that is known here"
+            problem = "is not a known key"
         raise error_at(path, text, (*prefix, *first["loc"]), problem) from None
 
 
@@ -283,14 +284,14 @@ def _from_file(value: str, where: tuple[str | int, ...], path: Path, text: str) 
 
 
 def error_at(path: Path, text: str, where: tuple[str | int, ...], problem: str) -> ConfigError:
-    """A problem with a key of the file, told with file, line and key."""
+    """The error for a problem with a key of the file, with file, line and key."""
     line = _line_of(text, where)
     key = ".".join(str(part) if isinstance(part, str) else f"[{part + 1}]" for part in where).replace(".[", "[")
     return ConfigError(f"{path}, line {line}: {key}: {problem}")
 
 
 def _line_of(text: str, where: tuple[str | int, ...]) -> int:
-    """The line of the key, or of the nearest table around it; tomllib does not tell."""
+    """The line of the key, or of the nearest table around it, which tomllib does not report."""
     best, best_length = 1, 0
     for number, location in _locations(text):
         shared = 0
@@ -302,7 +303,7 @@ def _line_of(text: str, where: tuple[str | int, ...]) -> int:
 
 
 def _locations(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
-    """Each line that names a table or a key, and where in the document that is."""
+    """Each line that names a table or a key, with its path in the document."""
     table: tuple[str | int, ...] = ()
     counts: dict[tuple[str | int, ...], int] = {}
     for number, line in enumerate(text.splitlines(), start=1):

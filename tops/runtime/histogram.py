@@ -1,4 +1,4 @@
-"""Durations, counted by range as Prometheus wants them; to add one costs a bisection."""
+"""Durations, counted by range in the form of Prometheus; to add one costs a bisection."""
 
 from bisect import bisect_left
 from itertools import accumulate
@@ -10,7 +10,7 @@ _NAMES: Final = (*(str(bound) for bound in BOUNDS_S), "+Inf")
 
 
 class Histogram:
-    """How often a duration was in which range, and the sum of all."""
+    """The number of durations in each range, and the sum of all."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -23,5 +23,5 @@ class Histogram:
         self.sum_s += duration_s
 
     def buckets(self) -> list[tuple[str, float]]:
-        """The name of each upper bound, and how many durations are not above it."""
+        """The name of each upper bound, and the number of durations that are not above it."""
         return [(name, float(count)) for name, count in zip(_NAMES, accumulate(self.counts), strict=True)]

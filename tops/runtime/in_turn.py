@@ -1,4 +1,4 @@
-"""Work that is done piece by piece, by one task that stays: a task for each piece would cost more than the piece."""
+"""Runs pieces of work one after the other in one task: a task for each piece would cost more than the piece."""
 
 import asyncio
 import logging
@@ -10,16 +10,16 @@ log = logging.getLogger("tops")
 
 
 class InTurn:
-    """Carries out coroutines one after the other, in the order in which they were put."""
+    """Runs coroutines one after the other, in the order in which they were put."""
 
     def __init__(self) -> None:
         self._waiting: deque[Coroutine[Any, Any, object]] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._idle: asyncio.Future[None] | None = None  # what the task waits for while there is nothing to do
+        self._idle: asyncio.Future[None] | None = None  # awaited by the task while the queue is empty
         self._stopped = False
 
     def put(self, piece: Coroutine[Any, Any, object]) -> None:
-        """Have it done when its turn comes; whoever wants to know its end sees to that inside it."""
+        """Queue a coroutine; a caller that needs its result passes it on inside the coroutine."""
         self._waiting.append(piece)
         if self._idle is not None:
             if not self._idle.done():
@@ -29,7 +29,7 @@ class InTurn:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     def stop(self) -> None:
-        """What is being done is cancelled, what waits is not begun."""
+        """Cancel the running coroutine, and drop the queued ones."""
         self._stopped = True
         if self._task is not None:
             self._task.cancel()
@@ -44,7 +44,7 @@ class InTurn:
             while self._waiting:
                 await self._do(self._waiting.popleft())
                 if self._waiting:
-                    await asyncio.sleep(0)  # whoever waited for this one goes on before the next begins
+                    await asyncio.sleep(0)  # tasks that waited for this piece continue before the next one begins
             self._idle = loop.create_future()
             await self._idle
             self._idle = None
@@ -54,6 +54,6 @@ class InTurn:
             await piece
         except asyncio.CancelledError:
             if self._stopped:
-                raise  # else it was the piece's own affair
+                raise  # otherwise only the piece was cancelled
         except Exception:
-            log.exception("a piece of work ended with an error that nobody took")
+            log.exception("a piece of work ended with an unhandled error")

@@ -23,7 +23,7 @@ class _Formatter(logging.Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """What was logged, with everything given as `extra`."""
+    """Formats a log record with everything that was passed as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {

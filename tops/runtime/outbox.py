@@ -1,8 +1,8 @@
-"""One node's effects, carried out in order; what is behind a record waits until the record is on disk.
+"""One node's effects, carried out in order; an effect behind a record waits until the record is on disk.
 
-A record goes to the journal as soon as its machine asks for it, so that all records of a busy moment share one sync.
-Effects that were asked for before a record may then be carried out after it is written: a crash in between loses a
-message that a crash could lose anyway, and nothing else.
+A record goes to the journal as soon as the machine returns it, so that records of the same time share one sync. Effects
+that precede a record in the list may then be carried out after it is written: a crash in between loses a message that a
+crash could lose anyway, and nothing else.
 """
 
 from collections import deque
@@ -14,10 +14,10 @@ from tops.protocol.records import AnyRecord
 
 
 class RecordSink(Protocol):
-    """What the outbox needs of a journal."""
+    """The part of a journal that the outbox needs."""
 
     def append(self, record: AnyRecord, *, soon: bool = True) -> int:
-        """Queue a record; returns its number in the journal. If not `soon`, nobody waits for it."""
+        """Queue a record; returns its number in the journal. If not `soon`, nothing waits for it."""
 
     def is_durable(self, sequence: int) -> bool: ...
 
@@ -25,11 +25,13 @@ class RecordSink(Protocol):
 
 
 class Outbox:
-    """The queue of effects of one node; without a keeper, of one whose machine keeps no records."""
+    """The queue of effects of one node; without a sink, for a machine that persists no records."""
 
     def __init__(self, perform: Callable[[Effect], None], sink: RecordSink | None = None) -> None:
         self._perform, self._sink = perform, sink
-        self._queue: deque[Effect | int] = deque()  # effects, and numbers of records that what follows waits for
+        self._queue: deque[Effect | int] = (
+            deque()
+        )  # effects, and numbers of records for which the following effects wait
         self._waiting = False
         self._draining = False
 
@@ -37,7 +39,7 @@ class Outbox:
         return len(self._queue)
 
     def put(self, effects: Sequence[Effect]) -> None:
-        """Take what a machine wants done; whatever may happen now has happened when this returns."""
+        """Queue a machine's effects; those that need not wait for a record are carried out when this returns."""
         queue, sink = self._queue, self._sink
         if sink is None:
             queue.extend(effects)

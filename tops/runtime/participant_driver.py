@@ -1,7 +1,7 @@
-"""Turns a machine's calls into a participant's callbacks, and what they return or raise into answers.
+"""Turns a machine's calls into a participant's callbacks, and what these return or raise into results.
 
-Callbacks of one transaction never overlap, and ordinary events of one subscription come one after the other. Decided
-outcomes are carried out again and again until the participant has managed to.
+Callbacks of one transaction never overlap, and ordinary events of one subscription come one after the other. A decided
+outcome is retried until the callback succeeds.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class ParticipantDriver:
 
     def __init__(self, participant: Participant, done: Done, key: str, journal: SiteJournal | None) -> None:
         self.participant, self._done, self.key, self._journal = participant, done, key, journal
-        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
+        self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
         self._tasks: set[asyncio.Task[None]] = set()
         self._epochs = InTurn()
         self._events: dict[TxId, list[Received]] = {}  # of transactions under way
@@ -59,22 +59,23 @@ class ParticipantDriver:
 
     @property
     def backlog(self) -> int:
-        """Ordinary events that the participant has not got to yet."""
+        """Number of ordinary events that the participant has not processed yet."""
         return len(self._ordinary) + int(getattr(self.participant, "backlog", 0))
 
     def prepared_work(self) -> tuple[list[PreparedWork], list[Memo]]:
-        """Promises of an earlier life, from the site's journal: those still open, and those kept but not noted."""
+        """Prepared work of an earlier incarnation, from the site's journal: undecided work, and memos of commits that
+        are not noted yet."""
         if self._journal is None:
             return [], []
         return self._journal.open_prepared_work(self.key), self._journal.committed_memos(self.key)
 
     def forget(self, memo: Memo) -> None:
-        """The coordinator has noted that the promise is kept."""
+        """The coordinator has noted the commit: delete the memo."""
         if self._journal is not None:
             self._journal.forget(self.key, memo)
 
     def judged(self, problem: str) -> None:
-        """Whether a replica's database and the coordinator's log hold the same history."""
+        """The result of comparing a replica's database with the coordinator's log."""
         if self._batches is not None:
             self._batches.on_history(problem)
 
@@ -89,13 +90,13 @@ class ParticipantDriver:
         received = Received(event.type, event.body, tx, sender=sender)
         if self._plain_notify and not self._ordinary and not self._notifying:
             try:
-                answer = self.participant.on_notify(received)
+                result = self.participant.on_notify(received)
             except Exception:
                 log.exception("on_notify raised", extra={"event_type": event.type, "subscription": self.key})
                 return
-            if answer is not None:
+            if result is not None:
                 self._notifying = True
-                self._start(self._notify_all(answer))
+                self._start(self._notify_all(result))
             return
         self._ordinary.append(received)
         if not self._notifying:
@@ -103,22 +104,22 @@ class ParticipantDriver:
             self._start(self._notify_all(None))
 
     def deliver_all(self, event_type: str, bodies: Sequence[dict[str, Any]], sender: Sender | None = None) -> None:
-        """Several ordinary events; a participant that is a plain function takes them without a queue between."""
+        """Deliver several ordinary events; a participant that is a plain function gets them without a queue."""
         if not self._plain_notify or self._ordinary or self._notifying:
             for body in bodies:
                 self.deliver(Event(event_type, body), None, sender)
             return
         notify = self.participant.on_notify
-        for place, body in enumerate(bodies):
+        for index, body in enumerate(bodies):
             try:
-                answer = notify(Received(event_type, body, sender=sender))
+                result = notify(Received(event_type, body, sender=sender))
             except Exception:
                 log.exception("on_notify raised", extra={"event_type": event_type, "subscription": self.key})
                 continue
-            if answer is not None:
+            if result is not None:
                 self._notifying = True
-                self._ordinary.extend(Received(event_type, later, sender=sender) for later in bodies[place + 1 :])
-                self._start(self._notify_all(answer))
+                self._ordinary.extend(Received(event_type, later, sender=sender) for later in bodies[index + 1 :])
+                self._start(self._notify_all(result))
                 return
 
     async def _notify_all(self, first: Awaitable[None] | None) -> None:
@@ -141,16 +142,16 @@ class ParticipantDriver:
 
     def call(self, call: Call) -> None:
         if self._batches is not None and isinstance(call, PrepareBatch | FinishBatch | ApplyEntries):
-            self._epochs.put(self._answer(call))  # of a replica's epochs one thing at a time is under way
+            self._epochs.put(self._complete(call))  # calls for a replica's epochs run one at a time
         else:
-            self._start(self._answer(call))
+            self._start(self._complete(call))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, call: Call) -> None:
+    async def _complete(self, call: Call) -> None:
         batches = self._batches
         result = await (self._result(call) if batches is None else self._batch(batches, call))
         self._done(call.call, result)
@@ -171,7 +172,7 @@ class ParticipantDriver:
                 return await self._insist(lambda: self._commit(tx), "on_commit")
             case AbortTxCall(tx=tx, rejection=rejection):
                 return await self._insist(lambda: self._abort(tx, str(rejection)), "on_abort")
-        raise InvariantBroken(f"nobody answers a {type(call).__name__}")
+        raise InvariantBroken(f"no participant handles a {type(call).__name__}")
 
     async def _batch(self, participant: BatchParticipant, call: Call) -> Any:
         if isinstance(call, PrepareBatch):
@@ -206,7 +207,7 @@ class ParticipantDriver:
         return None
 
     async def _insist(self, call: Callable[[], Awaitable[Any] | None], what: str) -> Any:
-        """What is decided, or must not be lost, is tried until it succeeds."""
+        """Retry until it succeeds: a decided outcome must be carried out, and a durable event must not be lost."""
         pause_s = AGAIN_FIRST_S
         while True:
             try:
@@ -226,13 +227,14 @@ class ParticipantDriver:
         received = self._events.get(tx) or [Received(e.type, e.body, tx, i) for i, e in enumerate(events, start=1)]
         self._events[tx] = received
         participant = self.participant
-        carried_out = tx in self._early  # in an attempt before this one, which only renews the promise
+        carried_out = tx in self._early  # in an earlier attempt; this one only records the new memo
         if not carried_out:
             await _awaited(participant.on_prepare(tx))
             for resource in participant.resources:
                 await _awaited(resource.prepare(tx, received))
         early = participant.compensatable and memo is not None
         if self._journal is not None and memo is not None:
+            # On disk before this returns, and so before the vote: after a crash the vote must still be true.
             await self._journal.prepare(WorkPrepared(self.key, tx, memo, tuple(received), early))
         if early and not carried_out:
             await self._insist(lambda: self._commit_early(tx), "on_commit")
@@ -266,7 +268,7 @@ class ParticipantDriver:
         await self._end(tx, committed=False)
 
     async def _recovered(self, tx: TxId) -> None:
-        """Bring back what an earlier life promised."""
+        """Restore what an earlier incarnation prepared."""
         work = self._journal.prepared.get((self.key, tx)) if self._journal is not None else None
         if work is None or tx in self._events:
             return
@@ -277,20 +279,21 @@ class ParticipantDriver:
         if work.early and carried_out:
             self._early.add(tx)
         elif work.early:
-            # It may have been carried out just before the crash: it is, now.
+            # The crash may have come before or after the early commit: carry it out (again).
             await self._commit_early(tx)
 
     async def _compensate(self, tx: TxId) -> None:
-        """Newest first; with a journal each step is remembered, so that none is repeated after a crash."""
+        """Compensate the newest event first; with a journal each step is recorded, so that none is repeated after a
+        crash."""
         events = self._events.get(tx, [])
         left = len(events)
         if self._journal is not None:
             left = self._journal.compensated.get((self.key, tx), left)
-        for place in range(left - 1, -1, -1):
-            await _awaited(self.participant.on_compensate(events[place]))
+        for index in range(left - 1, -1, -1):
+            await _awaited(self.participant.on_compensate(events[index]))
             if self._journal is not None:
-                await self._journal.compensate(self.key, tx, place)
-            del events[place:]
+                await self._journal.compensate(self.key, tx, index)
+            del events[index:]
         await _awaited(self.participant.on_abort(tx, "compensated"))
 
     async def _end(self, tx: TxId, *, committed: bool) -> None:
@@ -300,8 +303,8 @@ class ParticipantDriver:
             await self._journal.end(self.key, tx, committed)
 
 
-async def _awaited(answer: Any) -> Any:
-    return await answer if inspect.isawaitable(answer) else answer
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
 
 
 def _reason(error: Exception) -> str:

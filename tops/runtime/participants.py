@@ -1,14 +1,14 @@
-"""Participants: what an application does with the events it subscribed to, alone or as part of a transaction.
+"""Participants: what an application does with events, ordinary ones or those of a transaction.
 
-Derive from `Participant` and override what you need; every callback may be a plain function or a coroutine. What
-happens when one raises:
+Derive from `Participant` and override what you need; every callback may be a plain function or a coroutine. An
+exception in a callback means:
 
 | callback | an exception means |
 |---|---|
 | `on_join` | scope `NONE`: this participant stays out |
-| `on_notify` | ordinary: logged; from a durable subscription: tried again, until it succeeds |
-| `on_notify_tx`, `on_prepare` | a vote to abort, with the exception's words as the reason |
-| `on_commit`, `on_abort`, `on_compensate` | tried again, until it succeeds: the outcome is decided |
+| `on_notify` | ordinary: it is logged; from a durable subscription: it is retried until it succeeds |
+| `on_notify_tx`, `on_prepare` | a vote to abort, with the exception's text as the reason |
+| `on_commit`, `on_abort`, `on_compensate` | it is retried until it succeeds: the outcome is decided |
 """
 
 from abc import ABC, abstractmethod
@@ -25,24 +25,24 @@ from tops.protocol.messages import EpochMember, LogEntry, Sender, TxSpec
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """An event as a subscriber gets it."""
+    """An event as a subscriber receives it."""
 
     type: str
     body: dict[str, Any]
     tx: TxId | None = None  # the transaction it belongs to
-    sequence: int | None = None  # its place in the transaction
-    number: int | None = None  # its number in the log of a durable type
-    sender: Sender | None = None  # who published it, if the type discloses that
+    sequence: int | None = None  # its number within the transaction
+    number: int | None = None  # its index in the log of a durable type
+    sender: Sender | None = None  # its publisher, if the type discloses it
 
 
 Handler = Callable[[Received], Awaitable[None] | None]
 
 
 class Resource(Protocol):
-    """Something with a promise of its own that takes part through a participant: a file, a queue, a second database.
+    """Something that can prepare and takes part through a participant: a file, a queue, a second database.
 
-    `prepare` raises to vote for an abort; after it returned, `commit` and `abort` must succeed in the end, and may be
-    called again.
+    `prepare` raises an exception to vote for an abort. After it has returned, `commit` and `abort` must succeed
+    eventually; they may be called repeatedly.
     """
 
     def prepare(self, tx: TxId, events: Sequence[Received]) -> Awaitable[None] | None: ...
@@ -53,9 +53,9 @@ class Resource(Protocol):
 
 
 class Participant:
-    """The callbacks of one subscription. Without an override it takes what `scope` says and does nothing with it."""
+    """The callbacks of one subscription. Without an override it takes part with `scope` and does nothing."""
 
-    scope = Scope.NON_TRANSACTIONAL  # what `on_join` answers unless it is overridden
+    scope = Scope.NON_TRANSACTIONAL  # the result of `on_join` unless it is overridden
     compensatable = False  # commits at `on_prepare`; an abort later calls `on_compensate` for each event, newest first
 
     def __init__(self) -> None:
@@ -63,19 +63,19 @@ class Participant:
         self._handlers: dict[str, tuple[Handler | None, Handler | None]] = {}
 
     def enlist(self, *resources: Resource) -> None:
-        """Let these take part in every transaction of this participant: its vote is the conjunction of theirs."""
+        """Add resources to every transaction of this participant: its vote is YES only if all of them prepare."""
         self.resources += resources
 
     def handle(self, event_type: str, handler: Handler | None = None, *, compensate: Handler | None = None) -> None:
-        """Call `handler` for events of that very type, and `compensate` to undo one."""
+        """Call `handler` for events of exactly that type, and `compensate` to undo one."""
         self._handlers[event_type] = (handler, compensate)
 
     def on_join(self, tx: TxId, spec: TxSpec) -> Awaitable[Scope] | Scope:
-        """A transaction is announced: how much of it does this participant take?"""
+        """A transaction is announced: return the scope in which this participant takes part."""
         return self.scope
 
     def on_notify(self, event: Received) -> Awaitable[None] | None:
-        """An ordinary event, or one of a transaction that is taken without being part of it."""
+        """An ordinary event, or one of a transaction in which this participant is non-transactional."""
         handler = self._handler(event)
         return handler(event) if handler is not None else None
 
@@ -85,7 +85,7 @@ class Participant:
         return handler(event) if handler is not None else None
 
     def on_prepare(self, tx: TxId) -> Awaitable[None] | None:
-        """Promise to commit; after this returns, only the decision counts."""
+        """Prepare to commit. After this has returned, only the decision ends the transaction."""
         return None
 
     def on_commit(self, tx: TxId) -> Awaitable[None] | None:
@@ -102,9 +102,10 @@ class Participant:
         return known[1](event) if known is not None and known[1] is not None else None
 
     def on_recover(self, tx: TxId, events: Sequence[Received]) -> Awaitable[None] | None:
-        """A promise of an earlier life was found in the site's journal, and its outcome is about to be carried out.
+        """Prepared work of an earlier incarnation was found in the site's journal, and its outcome is about to be
+        carried out.
 
-        Rebuild what `on_commit` or `on_abort` needs. Unless overridden, the events are handed to `on_notify_tx` again.
+        Rebuild what `on_commit` or `on_abort` needs. Unless overridden, `on_notify_tx` is called with the events again.
         """
         return _notify_all(self, events)
 
@@ -121,35 +122,35 @@ async def _notify_all(participant: Participant, events: Sequence[Received]) -> N
 
 
 class BatchParticipant(Participant, ABC):
-    """A replica: takes whole epochs as one unit of work and keeps its own position in the log.
+    """A replica: applies whole epochs as one unit of work and stores its own position in the log.
 
-    It is the memory of its promises, too: `promises` are found again after a crash. With the scope `LOCAL` it does not
-    vote and takes everything from the log.
+    It also stores what it has prepared: `prepared_work` returns that after a crash. With the scope `LOCAL` it does not
+    vote and applies everything from the log.
     """
 
     scope = Scope.DISTRIBUTED
 
     @abstractmethod
     async def point(self) -> LogPoint:
-        """What of the log is applied."""
+        """The point of the log that is applied."""
 
     async def prepared_work(self) -> Sequence[Memo]:
-        """Epochs that are prepared and not ended."""
+        """The memos of epochs that are prepared and not decided."""
         return ()
 
     @abstractmethod
     async def prepare_batch(self, memo: Memo, members: tuple[EpochMember, ...], before: LogPoint) -> BatchPrepared:
-        """Apply an epoch and promise it, with the digest of the log behind it; names the members that can't be applied
-        here."""
+        """Apply an epoch and prepare it, with the digest of the log after it; the result names the members that can't
+        be applied here."""
 
     @abstractmethod
     async def finish_batch(self, memo: Memo, committed: bool) -> LogPoint | None:
-        """Commit or roll back an epoch, also one that is unknown here; returns the point reached by a commit."""
+        """Commit or roll back an epoch, which may be unknown here; returns the point reached by a commit."""
 
     @abstractmethod
     async def apply_entries(self, entries: tuple[LogEntry, ...], upto: int, history: str, digests: Digests) -> LogPoint:
-        """Apply what others have committed, each once, with the digests; returns the point reached."""
+        """Apply entries of the log, each once, with the digests; returns the point reached."""
 
     def on_history(self, problem: str) -> None:
-        """Whether the database and the coordinator's log hold the same history; empty: they do. While they do not,
-        nothing is applied."""
+        """The database was compared with the coordinator's log: a problem, or empty if they hold the same history.
+        While they do not, nothing is applied."""

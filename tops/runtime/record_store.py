@@ -1,6 +1,6 @@
-"""A broker's records in its journal: appended, replayed at the start, and found again by their number in a log.
+"""A broker's records in its journal: appended, replayed at the start, and found by their index in a log.
 
-Which of them are still needed is the business of `retention`.
+`tops.server.retention` decides which of them are still needed.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(AnyRecord
 
 
 class LogIndex:
-    """Where in the journal the entries of one log are. Numbers may be filled out of order, and again."""
+    """The positions of one log's entries in the journal. Numbers may be filled out of order, and repeatedly."""
 
     def __init__(self) -> None:
-        self.first = 0  # the lowest number kept
-        self._sequences = array("Q")  # by number, from `first`; 0: not there
+        self.first = 0  # the lowest retained number
+        self._sequences = array("Q")  # by number, from `first`; 0: none
 
     def put(self, number: int, sequence: int) -> None:
         if not self._sequences:
@@ -46,15 +46,14 @@ class LogIndex:
         return [sequence for sequence in found if sequence]
 
     def first_from(self, sequence: int, undecided: Container[int]) -> int:
-        """The lowest number whose entry, and every later one's that has one, lies at or behind this place in the
-        journal."""
+        """The lowest number from which on all entries lie at or behind this sequence number of the journal."""
         for offset in range(len(self._sequences) - 1, -1, -1):
             if self._sequences[offset] < sequence and self.first + offset not in undecided:
                 return self.first + offset + 1
         return self.first
 
-    def place(self, number: int) -> int | None:
-        """Where the first entry from `number` on begins in the journal, or None if there is none."""
+    def sequence_of(self, number: int) -> int | None:
+        """The sequence number in the journal of the first entry from `number` on, or None if there is none."""
         found = [s for s in self._sequences[max(number - self.first, 0) :] if s]
         return min(found, default=None)
 
@@ -73,18 +72,18 @@ class RecordStore:
     def __init__(self, journal: Journal, directory: Path) -> None:
         self.journal, self.directory = journal, directory
         self.indexes: dict[str, LogIndex] = {}
-        self.incarnation = 0  # of the last life that the journal knows of
+        self.incarnation = 0  # the last one in the journal
 
     @classmethod
     def open(cls, directory: Path, options: JournalOptions | None = None) -> "RecordStore":
-        """Open or create; raises JournalCorrupt or JournalLocked, and has changed nothing then."""
+        """Open or create; raises JournalCorrupt or JournalLocked without changing anything."""
         return cls(Journal.open(directory, options), directory)
 
     def scan(self) -> list[TypeDefined | LogDecided | LogCut]:
-        """The first look: event types, how far logs are decided, the last incarnation, and where the entries are.
+        """The first pass: event types, how far logs are decided, the last incarnation, and the positions of entries.
 
-        Types, a parent before its children, how far logs are decided and the digests where they are cut come first in
-        every replay: a checkpoint has them behind the records that need them."""
+        Every replay begins with the types (a parent before its children), how far logs are decided, and the digests
+        where they are truncated: a checkpoint has these behind the records that need them."""
         types: dict[str, TypeDefined] = {}
         decided: dict[str, LogDecided] = {}
         cuts: dict[str, LogCut] = {}
@@ -99,7 +98,7 @@ class RecordStore:
                 if record.protocol != PROTOCOL:
                     raise ConfigError(
                         f"{self.directory}: this journal was written by version {record.protocol} of the protocol, and "
-                        f"this release reads version {PROTOCOL}: move the folder away and start anew"
+                        f"this release reads version {PROTOCOL}: move the folder elsewhere and start with an empty one"
                     )
                 self.incarnation = max(self.incarnation, record.incarnation)
             elif isinstance(record, LogAppended):
@@ -108,7 +107,7 @@ class RecordStore:
         return [*parents_first, *decided.values(), *cuts.values()]
 
     def replay(self) -> Iterator[AnyRecord]:
-        """Every record but those that came first, in order."""
+        """Every record except those of the first pass, in order."""
         for _, record in self._records():
             if not isinstance(record, TypeDefined | LogDecided | LogCut):
                 yield record
@@ -122,14 +121,14 @@ class RecordStore:
             return _decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
             raise JournalCorrupt(
-                str(self.directory), 0, f"record {sequence} is whole and yet none of this version's: {error}"
+                str(self.directory), 0, f"record {sequence} is intact and no record of this version: {error}"
             ) from None
 
     def append(self, record: AnyRecord, *, soon: bool = True) -> int:
         """Queue a record; returns its number in the journal.
 
-        The machine has already acted on what the record says. One that can't be encoded or queued would be a hole
-        behind which the log goes on, so it ends the journal as a failed write does, and with it the broker."""
+        The machine has already acted on the record. If it can't be encoded or queued, later records would follow a gap,
+        so this ends the journal like a failed write, and with it the broker."""
         try:
             sequence = self.journal.append(_encoder.encode(record), soon=soon)
         except (JournalFailed, JournalClosed):
@@ -154,15 +153,15 @@ class RecordStore:
         self.journal.when_durable(sequence, callback)
 
     async def entries(self, event_type: str, first: int, last: int) -> tuple[LogEntry, ...]:
-        """Entries of a log from the disk, by ascending number; those that are not kept any more are left out, and the
-        last ones where all of them take much memory."""
+        """Entries of a log from the disk, by ascending number, without truncated ones, and without the last ones if all
+        together would take much memory."""
         index = self.indexes.get(event_type)
         sequences = index.between(first, last) if index is not None else []
         if not sequences:
             return ()
         try:
             payloads = await asyncio.to_thread(self._payloads, sequences)
-        except NotInJournal:  # a drop was faster
+        except NotInJournal:  # truncated meanwhile
             return ()
         found: dict[int, LogEntry] = {}
         for sequence, payload in payloads:

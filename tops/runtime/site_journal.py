@@ -1,7 +1,7 @@
-"""What a site without a database must not forget: the promises of its participants, with their events.
+"""The journal of a site without a database: the prepared work of its participants, with the events.
 
-A promise is on disk before the vote leaves, and its end before the outcome is confirmed. The journal also carries the
-site's incarnation, so that a site with a data directory never lives the same life twice, whatever its clock says.
+Prepared work is on disk before the vote is sent, and its end before the outcome is confirmed. The journal also has the
+site's incarnation, so that a site with a data directory never uses an incarnation twice, whatever its clock shows.
 """
 
 import time
@@ -17,7 +17,7 @@ from tops.protocol.effects import Memo, PreparedWork
 from tops.runtime.participants import Received
 from tops.security import check_private_folder
 
-REWRITE_AFTER = 10_000  # ended promises
+REWRITE_AFTER = 10_000  # pieces of prepared work that have ended
 
 
 class IncarnationStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -35,7 +35,7 @@ class WorkPrepared(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The outcome is carried out. A kept promise is remembered until its coordinator has noted that it is kept."""
+    """The outcome is carried out. A committed memo is kept until the coordinator has noted the commit."""
 
     participant: str
     tx: TxId
@@ -43,14 +43,14 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class MemoDropped(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The coordinator has noted that these promises are kept."""
+    """The coordinator has noted the commits of this memo."""
 
     participant: str
     memo: Memo
 
 
 class Compensated(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A participant that commits early has done so, and the events from this place on are undone again."""
+    """A participant has committed early, and the events from index `left` on are compensated."""
 
     participant: str
     tx: TxId
@@ -85,7 +85,9 @@ class SiteJournal:
         try:
             record = _decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise JournalCorrupt(str(self._directory), 0, f"record {sequence} is none of a site's: {error}") from None
+            raise JournalCorrupt(
+                str(self._directory), 0, f"record {sequence} is no record of a site: {error}"
+            ) from None
         match record:
             case IncarnationStarted(incarnation=incarnation):
                 self.incarnation = max(self.incarnation, incarnation)
@@ -99,7 +101,7 @@ class SiteJournal:
                 self.compensated[participant, tx] = left
 
     async def begin_incarnation(self) -> int:
-        """Begin a new life; its incarnation is on disk when this returns."""
+        """Begin a new incarnation, which is on disk when this returns."""
         self.incarnation = max(self.incarnation + 1, new_incarnation())
         await self._write(IncarnationStarted(self.incarnation))
         return self.incarnation
@@ -122,7 +124,7 @@ class SiteJournal:
             await self._journal.rewrite([_encoder.encode(record) for record in self._state()])
 
     def forget(self, participant: str, memo: Memo) -> None:
-        """Nobody waits for this to be on disk: losing it costs one more question to the coordinator."""
+        """Delete a memo. Nothing waits for the disk: to lose this costs one more request to the coordinator."""
         self._take_dropped(participant, memo)
         self._journal.append(_encoder.encode(MemoDropped(participant, memo)))
 
@@ -140,7 +142,7 @@ class SiteJournal:
             self.kept.pop((participant, tx), None)
 
     def open_prepared_work(self, participant: str) -> list[PreparedWork]:
-        """Promises whose outcome is not known here yet."""
+        """Prepared work whose outcome is not known here yet."""
         found: dict[Memo, list[TxId]] = {}
         for (key, tx), work in self.prepared.items():
             if key == participant:
@@ -148,7 +150,7 @@ class SiteJournal:
         return [PreparedWork(memo, tuple(transactions)) for memo, transactions in found.items()]
 
     def committed_memos(self, participant: str) -> list[Memo]:
-        """Promises that are kept and that the coordinator may not have noted yet."""
+        """Memos of commits that are carried out and that the coordinator may not have noted yet."""
         still_open = [prepare.memo for prepare in self.open_prepared_work(participant)]
         kept = {p.memo: None for (key, _), p in self.kept.items() if key == participant}
         return [memo for memo in kept if memo not in still_open]
@@ -174,5 +176,5 @@ INCARNATIONS_PER_S = 1_000_000
 
 
 def new_incarnation() -> int:
-    """Microseconds since 1970: grows from life to life while the clock does, and fits into 53 bits until 2255."""
+    """Microseconds since 1970: it grows with each start as long as the clock does, and fits into 53 bits until 2255."""
     return time.time_ns() // 1000

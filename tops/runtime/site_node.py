@@ -1,4 +1,4 @@
-"""A site's machine with its link, timers and participants; finds a broker, and another when that one is gone."""
+"""A site's machine with its link, timers and participants; connects to a broker, and to another one on failure."""
 
 import asyncio
 import logging
@@ -50,10 +50,10 @@ from tops.runtime.timers import Timers
 from tops.security import Peer
 
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.05, 1.0
-BACKLOG_MAX = 100_000  # ordinary events that participants have not got to; beyond it nothing more is read
-BACKLOG_BYTES_MAX = 64 * 2**20  # that arrived since participants had last got to everything; the same
+BACKLOG_MAX = 100_000  # ordinary events that participants have not processed; beyond it nothing more is read
+BACKLOG_BYTES_MAX = 64 * 2**20  # received since participants had processed everything; beyond it the same
 BACKLOG_PAUSE_S = 0.01
-BACKLOG_LOOK, BACKLOG_LOOK_BYTES = 64, 2**20  # messages, or bytes, between two looks at it
+BACKLOG_CHECK, BACKLOG_CHECK_BYTES = 64, 2**20  # messages, or bytes, between two checks of it
 
 log = logging.getLogger("tops.site")
 
@@ -61,13 +61,13 @@ Ended = Callable[[TxId, bool, str], None]
 
 
 class SiteNode:
-    """One life of one site."""
+    """One incarnation of one site."""
 
     def __init__(self, name: str, own: Self, urls: Sequence[str], options: SiteOptions, heartbeat_s: float) -> None:
         self.name, self.own, self.options, self.heartbeat_s = NodeId(name), own, options, heartbeat_s
         self.urls = list(urls)
-        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
-        self._core: SiteCore | None = None  # made when the first broker has said who the brokers are
+        self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
+        self._core: SiteCore | None = None  # made when the first broker has named the brokers of the cluster
         self.link: Link | None = None
         self.broker = ""
         self.drivers: dict[int, ParticipantDriver] = {}
@@ -76,18 +76,18 @@ class SiteNode:
         self.timers = Timers(lambda key: self.act(self.core.timer(key, _now())))
         self.outbox = Outbox(self._perform)
         self._responses: dict[int, asyncio.Future[Any]] = {}
-        self._subjects: dict[str, int] = {}  # what a request is about -> the request, for refusals
+        self._subjects: dict[str, int] = {}  # the subject of a request -> the request, for rejections
         self._requests = 0
         self._connecting: asyncio.Task[None] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._first: asyncio.Future[None] | None = None
-        self._up_since: float | None = None  # when the connection was made that we have, or had last
+        self._up_since: float | None = None  # when the current or last connection was made
         self._closing = False
         self._problem = ""  # why the last attempt to connect failed
         self._gathered = False  # whether something waits for the end of this event-loop iteration
-        self._taken = 0  # messages since the last look at the backlog
-        self._looked_bytes = 0  # what the link had received at that look
-        self._backlog_bytes = 0  # at most so much of what was received has not been got to
+        self._taken = 0  # messages since the last check of the backlog
+        self._checked_bytes = 0  # what the link had received at that check
+        self._backlog_bytes = 0  # an upper bound of what was received and is not processed
 
     @property
     def core(self) -> SiteCore:
@@ -125,7 +125,7 @@ class SiteNode:
             self.link.send_now()  # it need not wait for the end of the next iteration as well
 
     async def publish_confirmed(self, event_type: str, body: dict[str, Any]) -> int | None:
-        """An event of a durable type; returns its number when it is on disk."""
+        """Publish an event of a durable type; returns its index when it is on disk."""
         request = self.next_request()
         response = self._responses[request] = self._loop.create_future()
         try:
@@ -150,7 +150,8 @@ class SiteNode:
         return self._requests
 
     async def request(self, make: Callable[[int], list[Effect]], subject: str = "") -> Any:
-        """Ask the machine something and wait for its answer. `subject` names it for refusals by the broker."""
+        """Make a request to the machine and wait for its result. `subject` identifies it in rejections of the
+        broker."""
         number = self.next_request()
         response = self._responses[number] = self._loop.create_future()
         try:
@@ -164,11 +165,11 @@ class SiteNode:
 
     @property
     def is_full(self) -> bool:
-        """Whether more is queued for the broker than is sensible: the application should wait for `room`."""
+        """Whether more is queued for the broker than the window allows: publishers should call `wait_writable`."""
         return self.link is not None and self.link.is_full
 
     async def wait_writable(self) -> None:
-        """Wait while more is queued for the broker than is sensible; the application is slowed down here."""
+        """Wait while more is queued for the broker than the window allows: backpressure on the application."""
         if self.link is not None:
             await self.link.wait_writable()
 
@@ -211,7 +212,7 @@ class SiteNode:
                     driver.judged(problem)
             case Alarm(kind=kind, text=text):
                 log.warning(text, extra={"node": self.name, "alarm": kind})
-            case _:  # Persist and Note among them: the machine of a site has no journal
+            case _:  # including Persist and Note: the machine of a site has no journal
                 raise InvariantBroken(f"a site can't perform the effect {effect!r}")
 
     def _complete(self, given: CompleteRequest) -> None:
@@ -233,15 +234,15 @@ class SiteNode:
         for message in messages:
             put(core.receive(message, now))
         self._taken += len(messages)
-        if self._taken >= BACKLOG_LOOK or link.traffic.received_bytes - self._looked_bytes >= BACKLOG_LOOK_BYTES:
+        if self._taken >= BACKLOG_CHECK or link.traffic.received_bytes - self._checked_bytes >= BACKLOG_CHECK_BYTES:
             return self.pause(link)
         return 0.0
 
     def pause(self, link: Link) -> float:
-        """For how long nothing more should be read, because participants are too far behind."""
+        """For how long nothing more should be read, because the participants' backlog is too large."""
         self._taken = 0
-        self._backlog_bytes += link.traffic.received_bytes - self._looked_bytes
-        self._looked_bytes = link.traffic.received_bytes
+        self._backlog_bytes += link.traffic.received_bytes - self._checked_bytes
+        self._checked_bytes = link.traffic.received_bytes
         backlog = max([driver.backlog for driver in self.drivers.values()], default=0)
         if not backlog:
             self._backlog_bytes = 0
@@ -249,10 +250,10 @@ class SiteNode:
 
     def on_control(self, link: Link, control: AnyControl) -> None:
         if not isinstance(control, MessageRejected):
-            raise ProtocolError(f"{link.name} said {type(control).__name__}, which brokers say to each other")
+            raise ProtocolError(f"{link.name} sent a {type(control).__name__}, which brokers send only to each other")
         error = PermissionDenied(control.text, who=self.name, verb=control.verb, event_type=control.event_type)
         log.warning(control.text, extra={"node": self.name, "subject": control.subject})
-        if control.code == "denied":  # for good: other rejections may pass
+        if control.code == "denied":  # permanent: other rejections may be transient
             self.rejected[control.verb, control.event_type] = control.text
         if control.subject.startswith("events "):
             self.act(self.core.reject_events(control.event_type, error))
@@ -263,19 +264,19 @@ class SiteNode:
                 response.set_exception(error)
 
     def _waiting_for(self, subject: str) -> set[int]:
-        """The requests that a message of ours belonged to, on which a broker did not act."""
+        """The requests behind a message on which a broker did not act."""
         known = {self._subjects[subject]} if subject in self._subjects else set()
         return known.union(self.core.stop_repeating(subject))
 
     def check_rejected(self, verb: str, event_type: str) -> None:
-        """A broker refused this before: raise at once instead of sending it again."""
+        """Raise at once if a broker has rejected this before, instead of sending it again."""
         if self.rejected and (text := self.rejected.get((verb, event_type))) is not None:
             raise PermissionDenied(text, who=self.name, verb=verb, event_type=event_type)
 
     # ---------------------------------------------------------------------------------------------------- connection
 
     async def connect(self, timeout_s: float) -> None:
-        """Returns when the first broker has taken us in; NotReachable if none does in time."""
+        """Returns when a broker has accepted this site; NotReachable if none does in time."""
         self._session = client_session()
         self._first = self._loop.create_future()
         self._connecting = asyncio.ensure_future(self._keep_connected())
@@ -285,13 +286,13 @@ class SiteNode:
         except TimeoutError:
             await self.close()
             why = f": {self._problem}" if self._problem else ""
-            raise NotReachable(f"no broker answers at {', '.join(self.urls)}{why}") from None
+            raise NotReachable(f"no broker responds at {', '.join(self.urls)}{why}") from None
         except BaseException:
             await self.close()
             raise
 
     async def _keep_connected(self) -> None:
-        """One connection at a time. The broker we know is tried first; then whoever is there."""
+        """Keep one connection. The last broker is tried first, then the others."""
         pause_s, turn = REDIAL_FIRST_S, 0
         while not self._closing:
             url = self.urls[turn % len(self.urls)]
@@ -304,20 +305,20 @@ class SiteNode:
                 self._problem = str(error) or type(error).__name__  # a time-out has no text
                 log.info("no link", extra={"node": self.name, "url": url, "reason": self._problem})
             if self._up_since is not None and time.monotonic() - self._up_since > REDIAL_MAX_S:
-                pause_s = REDIAL_FIRST_S  # it was up: the same broker first
+                pause_s = REDIAL_FIRST_S  # the connection was up: try the same broker first
             else:
                 turn += 1
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(pause_s * 2, REDIAL_MAX_S)
 
     def _report(self, url: str, error: TopsError) -> None:
-        log.warning("refused by a broker", extra={"node": self.name, "url": url, "reason": str(error)})
+        log.warning("rejected by a broker", extra={"node": self.name, "url": url, "reason": str(error)})
         if self._first is not None and not self._first.done():
             self._first.set_exception(error)
 
     async def _connect_once(self, url: str) -> None:
         assert self._session is not None
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):  # a broker that is frozen takes connections and says nothing
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):  # a frozen broker accepts connections and sends nothing
             opened = await open_socket(self._session, url, self.own, self.heartbeat_s)
         async with opened as socket:
             peer = await self.own.introduce(socket, urlsplit(url).hostname or "")
@@ -344,11 +345,11 @@ class SiteNode:
         if link.parted:
             log.warning("the broker closed the link", extra={"node": self.name, "reason": link.parted})
 
-    def _learn(self, met: LinkHello) -> None:
-        if not met.brokers:
-            raise ProtocolError("the broker did not say who the brokers of the cluster are")
+    def _learn(self, theirs: LinkHello) -> None:
+        if not theirs.brokers:
+            raise ProtocolError("the broker did not name the brokers of the cluster")
         if self._core is None:
-            brokers = [NodeId(b) for b in met.brokers]
+            brokers = [NodeId(b) for b in theirs.brokers]
             self._core = SiteCore(
                 self.name,
                 self.own.party.incarnation,
@@ -357,25 +358,25 @@ class SiteNode:
                 self.options,
                 self.own.decision_checker(),
             )
-        elif tuple(sorted(met.brokers)) != self._core.brokers:
+        elif tuple(sorted(theirs.brokers)) != self._core.brokers:
             raise ProtocolError("the broker names other members of the cluster than before: start this site again")
-        self.urls += [url for url in met.urls if url not in self.urls]
+        self.urls += [url for url in theirs.urls if url not in self.urls]
 
-    def _new_link(self, peer: Peer, met: LinkHello) -> Link:
+    def _new_link(self, peer: Peer, theirs: LinkHello) -> Link:
         old = self.link
-        link = self.link = Link(NodeId(peer.identity.name), peer.incarnation, met.proposal)
-        self._looked_bytes = 0
+        link = self.link = Link(NodeId(peer.identity.name), peer.incarnation, theirs.proposal)
+        self._checked_bytes = 0
         if old is not None:
-            # What the old link held is said again where it matters; nobody must wait for room in it any more.
+            # The machine repeats what matters of the old link; nothing must wait for its window any more.
             old.abandon()
         self.act(self.core.link_up(link.name, _now()))
         return link
 
     async def close(self) -> None:
-        """Take leave of the broker, so that nobody waits for this site, and end every request that is open."""
+        """Close the link, so that the broker does not wait for this site, and end every open request."""
         self._closing = True
         if self.link is not None and self.link.connected:
-            self.link.close("the site is done")
+            self.link.close("the site was closed")
             await self.link.released()
         if self._connecting is not None:
             self._connecting.cancel()
@@ -393,7 +394,7 @@ class SiteNode:
             await self._session.close()
 
     async def drain(self, timeout_s: float) -> None:
-        """Give what is queued a chance to arrive before the connection is closed."""
+        """Wait for what is queued to arrive, before the connection is closed."""
         if self.link is not None and self.link.connected:
             with suppress(TimeoutError, NotReachable):
                 async with asyncio.timeout(timeout_s):

@@ -7,11 +7,11 @@ Fire = Callable[[tuple[str, ...]], None]
 
 
 class Timers:
-    """All timers of one node. `fire` gets the key's parts as text, which is how machines read them back."""
+    """All timers of one node. `fire` gets the key's parts as text, as machines expect them."""
 
     def __init__(self, fire: Fire) -> None:
         self._fire = fire
-        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
+        self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
         self._handles: dict[Hashable, asyncio.TimerHandle] = {}
 
     def set(self, key: Hashable, after_s: float) -> None:

@@ -12,7 +12,7 @@ from tops.model.ids import TxId
 from tops.protocol.messages import CommitTx, RunOneShot, RunOneShots, TxOutcome, TxOutcomes
 from tops.runtime.histogram import Histogram
 
-OPEN_MAX: Final = 100_000  # requests without an outcome; beyond that the oldest is given up
+OPEN_MAX: Final = 100_000  # requests without an outcome; beyond that the oldest is dropped
 REQUESTS: Final = frozenset((RunOneShot, RunOneShots, CommitTx))
 OUTCOMES: Final = frozenset((TxOutcome, TxOutcomes))
 

@@ -1,11 +1,12 @@
-"""Identities, certificates, permissions, limits and the audit log; a library that brokers and sites call.
+"""Identities, certificates, permissions, limits and the audit log; a library that brokers and sites call. It imports
+only `tops.model`.
 
 At start:        `check_listen`, then `NodeKeys.load`, whose parts make `Party.secured`;
                  or `make_secret` for `Party.insecure` on loopback.
 Per connection:  `ConnectionBudget.admit`, TLS by `server_context` or `client_context`, then `Initiator` or `Acceptor`.
 Per message:     `FrameLimits`, `KeyedBuckets`, `Permissions.check` on the event type that the message names.
-While running:   `NodeKeys.reload` on a timer, `peer_identity` again on the live connections when it says so.
-Refusals:        `AuditLog.denied`. Logging: `install_redaction`, `register_secret`.
+While running:   `NodeKeys.reload` on a timer, then `peer_identity` on the open connections if the revocations changed.
+Rejections:      `AuditLog.denied`. Logging: `install_redaction`, `register_secret`.
 """
 
 from tops.security.audit import AuditLog

@@ -1,11 +1,11 @@
 """The audit log: denials and administrative acts, in a file that shows whether it was tampered with.
 
-Each line is a JSON record that holds the hash of the line before it. Changing, removing or putting in a record breaks
-the chain from there on. Whoever can rewrite the whole file can make a new chain, or cut the end off: note the head
-that `verify` returns somewhere else, and give it back to the next `verify`.
+Each line is a JSON record that holds the hash of the line before it. Changing, removing or inserting a record breaks
+the chain from there on. Somebody who can rewrite the whole file can make a new chain, or cut the end off: store the
+head that `verify` returns elsewhere, and pass it to the next `verify`.
 
-Administrative acts are on disk before the method returns. Denials are handed to the operating system only, and few
-per party and minute: a party that is refused a million times must not fill the disk, nor wait for it.
+Administrative acts are on disk before the method returns. Denials are only written to the operating system, and only a
+few per identity and minute: an identity that is rejected a million times must neither fill the disk nor delay others.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from tops.security.limits import KeyedBuckets
 from tops.security.redaction import redact
 
 GENESIS = "0" * 64
-TEXT_MAX = 500  # characters of any text that a peer had a hand in
+TEXT_MAX = 500  # characters of a text that a peer may have influenced
 DENIALS_PER_MINUTE = 30
 
 
@@ -45,7 +45,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     who: str
     act: str
     detail: str
-    left_out: int = 0  # denials that the limit kept out since the last record
+    left_out: int = 0  # denials over the limit since the last record
     previous: str
 
 
@@ -81,7 +81,7 @@ class AuditLog:
             raise
 
     def denied(self, now: float, *, who: str, act: str, detail: str = "") -> bool:
-        """A rejection; over the limit of its party it is only counted, and the count is in the next record.
+        """Record a rejection. Over the limit of its identity it is only counted, and the next record has the count.
 
         Returns whether it got a record of its own."""
         if not self._buckets.take(who, 1, now):
@@ -92,7 +92,7 @@ class AuditLog:
         return True
 
     def administered(self, now: float, *, who: str, act: str, detail: str = "") -> None:
-        """An administrative act, durable on return: record it before it takes effect."""
+        """Record an administrative act, durable on return: call this before the act takes effect."""
         self._append(now, AuditKind.ADMINISTERED, who, act, detail)
         os.fsync(self._file)
 
@@ -108,11 +108,11 @@ class AuditLog:
             previous=self._head,
         )
         line = msgspec.json.encode(record)
-        # One write: a crash leaves a whole line or a torn last one, never a gap.
+        # One write: a crash leaves a complete line or a torn last one, never a gap.
         written = os.write(self._file, line + b"\n")
         if written != len(line) + 1:
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
-            raise AuditBroken(f"{self.path}: no room for another record; free some space on its disk")
+            raise AuditBroken(f"{self.path}: no space for another record; free space on its disk")
         self._number, self._head, self._left_out = record.number, _hash(line), 0
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class AuditLog:
 
 
 def verify(path: Path, expected_head: str | None = None) -> Verified:
-    """Walk the chain; `AuditBroken` names the first line that does not fit.
+    """Verify the chain; `AuditBroken` names the first line that does not fit.
 
     `expected_head`, noted earlier, must be the hash of one of the lines: it shows that the end was not cut off.
     """
@@ -167,7 +167,7 @@ def _follow(path: Path, line: bytes, number: int, head: str) -> str:
 
 
 def _short(text: str) -> str:
-    # Redacted before it is cut: half a secret is harder to recognise. Lone surrogates have no place in JSON.
+    # Redacted before it is cut: half a secret is harder to recognise. JSON can't contain lone surrogates.
     return redact(text)[:TEXT_MAX].encode(errors="backslashreplace").decode()
 
 

@@ -7,8 +7,8 @@
     audit.log     the same acts in a hash chain
     nodes/NAME/   what one node needs and nothing else: copy it to that node's machine; for replicas nodes/SET.REPLICA/
 
-The index is the memory and the revocation list is made from it. A crash between the two leaves a list that is
-behind; every later act, and a repeated `revoke`, publishes it anew.
+The index is the authoritative record, and the revocation list is made from it. A crash between the two leaves an
+outdated list; every later act, and a repeated `revoke`, publishes it again.
 """
 
 import os
@@ -90,17 +90,17 @@ class Authority:
 
     @classmethod
     def init(cls, folder: Path, cluster: str, now: datetime, valid_days: int = 3650) -> "Authority":
-        """Make a new authority in `folder`; one that is already there is never overwritten."""
+        """Make a new authority in `folder`; an existing one is never overwritten."""
         check_name("cluster", cluster)
         _check_days(valid_days)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(folder / ".lock"):
             if (folder / AUTHORITY_FILE).exists():
-                raise ConfigError(f"{folder}: there is an authority already; choose another folder")
+                raise ConfigError(f"{folder}: the folder has an authority already; choose another folder")
             key = Ed25519PrivateKey.generate()
             certificate = certificates.self_signed(key, cluster, now, valid_days)
             write_whole(folder / AUTHORITY_KEY_FILE, certificates.pem(key), PRIVATE)
-            # After the key: its presence says that there is an authority.
+            # Written after the key: the certificate marks a complete authority.
             write_whole(folder / AUTHORITY_FILE, certificate.public_bytes(Encoding.PEM), PUBLIC)
             authority = cls(folder)
             authority._record(now, "init", cluster, f"authority valid to {certificate.not_valid_after_utc:%Y-%m-%d}")
@@ -120,7 +120,7 @@ class Authority:
         """Certify `identity` and return the folder to copy to its machine.
 
         `renew` allows a second certificate for a name that has a valid one, with the same kind and role; the first
-        stays valid, so that a running node is not cut off.
+        stays valid, so that a running node stays connected.
         """
         if identity.cluster != self.cluster:
             raise ConfigError(f"this authority certifies the cluster {self.cluster!r}, not {identity.cluster!r}")
@@ -144,7 +144,7 @@ class Authority:
                 role=identity.role,
                 not_after=certificate.not_valid_after_utc,
             )
-            # In the index before it exists anywhere: a certificate that nobody listed could not be revoked.
+            # In the index before it exists anywhere: a certificate that is not in the index could not be revoked.
             self._append(line)
             self._record(now, "issue", identity.uri, f"serial {line.serial}")
             self._publish_revocations(now)
@@ -219,7 +219,7 @@ class Authority:
     def _publish_revocations(self, now: datetime) -> None:
         lines = self._index()
         revoked = [(int(line.serial, 16), line.at) for line in lines if line.act is Act.REVOKED]
-        # The index only grows and every revocation adds a line, so two different lists never have one number.
+        # The index only grows and every revocation adds a line, so two different lists never have the same number.
         content = certificates.revocation_list(self._key, self.certificate, len(lines) + 1, revoked, now)
         write_whole(self.folder / REVOCATIONS_FILE, content, PUBLIC)
         for node in sorted((self.folder / NODES_FOLDER).glob(f"*/{CERTIFICATE_FILE}")):
@@ -227,7 +227,7 @@ class Authority:
 
     def _append(self, line: IndexLine) -> None:
         with open(self.folder / INDEX_FILE, "ab", opener=_private_opener) as file:
-            # A crash may have torn the last line. Its act never went further than that, so it did not happen.
+            # A crash may have torn the last line. The act ended there, so it did not happen.
             file.truncate(len(self._whole_lines()))
             file.write(msgspec.json.encode(line) + b"\n")
             file.flush()

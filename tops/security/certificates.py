@@ -1,4 +1,4 @@
-"""How the authority's certificates and revocation lists look; pure functions from keys and times to X.509."""
+"""The form of the authority's certificates and revocation lists; pure functions from keys and times to X.509."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tops.model.errors import ConfigError
 from tops.security.identity import Identity, Kind
 
-CLOCK_SKEW: Final = timedelta(minutes=5)  # a node whose clock is this much behind still accepts what is new
+CLOCK_SKEW: Final = timedelta(minutes=5)  # a node whose clock is behind by up to this accepts new certificates
 
 
 def self_signed(key: Ed25519PrivateKey, cluster: str, now: datetime, valid_days: int) -> x509.Certificate:
@@ -46,7 +46,7 @@ def of_node(
     not_before: datetime,
     not_after: datetime,
 ) -> x509.Certificate:
-    """A node's certificate; it ends with the authority's at the latest."""
+    """A node's certificate; it is not valid longer than the authority's."""
     # Only brokers may act as servers: a site's stolen key can't be used to lure clients.
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if identity.kind is Kind.BROKER:
@@ -81,7 +81,7 @@ def revocation_list(
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)
         .last_update(now - CLOCK_SKEW)
-        # The list has no expiry of its own: a forgotten renewal must not stop a cluster that is healthy.
+        # The list has no expiry of its own: a missed renewal must not stop a healthy cluster.
         .next_update(max(authority.not_valid_after_utc, now + CLOCK_SKEW))
         .add_extension(x509.CRLNumber(number), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False)

@@ -1,7 +1,7 @@
-"""A coordinator's signature on what it has decided, and how a participant checks one that a peer passes on.
+"""A coordinator's signature on a decision, and how a participant checks a decision that a peer relays.
 
-A proof is the signature with the signer's certificate: whoever is in doubt needs nothing from the coordinator, which is
-silent, to check it.
+A proof is the signature with the signer's certificate: a participant in doubt can check it without the coordinator,
+which is silent.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tops.security.trust import Credentials, Trust, utc_now
 
 
 class SignedBy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a proof is made of."""
+    """The content of a proof."""
 
     signature: bytes
     certificate: bytes
@@ -25,7 +25,7 @@ _decoder = msgspec.msgpack.Decoder(SignedBy)
 
 
 def decision_signer(credentials: Callable[[], Credentials]) -> Callable[[bytes], bytes]:
-    """What a broker signs its decisions with; the credentials are asked for each time, since they are renewed."""
+    """Signs a broker's decisions; the credentials are read each time, since they are renewed."""
 
     def sign(text: bytes) -> bytes:
         own = credentials()
@@ -35,7 +35,7 @@ def decision_signer(credentials: Callable[[], Credentials]) -> Callable[[bytes],
 
 
 def decision_checker(trust: Trust, now: Callable[[], datetime] = utc_now) -> Callable[[bytes, str, bytes], str]:
-    """Why a proof does not show that this broker wrote a text; empty if it does."""
+    """Returns a function that checks a proof: why it does not show that this broker wrote a text, or empty."""
 
     def check(text: bytes, broker: str, proof: bytes) -> str:
         if not proof:

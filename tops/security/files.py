@@ -1,4 +1,4 @@
-"""Key material on disk: files that are whole or absent, and private ones that only their owner can read."""
+"""Key material on disk: files that are complete or absent, and private ones that only their owner can read."""
 
 import contextlib
 import fcntl
@@ -15,7 +15,7 @@ PUBLIC = 0o644
 
 
 def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """Put `content` at `path` so that a crash leaves the old file or the new one, and never a readable secret."""
+    """Write `content` to `path`. A crash leaves the old file or the new one, never a secret that others can read."""
     # mkstemp creates the file with mode 0600, before a byte of a key is in it.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -33,7 +33,7 @@ def write_whole(path: Path, content: bytes, mode: int) -> None:
 
 
 def create_whole(path: Path, content: bytes, mode: int) -> None:
-    """Put `content` at `path` unless something is there already; of several processes at once, one wins."""
+    """Write `content` to `path` unless the file exists; of several processes at once, one succeeds."""
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     if path.exists():
         return
@@ -64,13 +64,13 @@ def read_public(path: Path) -> bytes:
 
 
 def check_private_folder(folder: Path) -> None:
-    """Refuse a folder of data that others on the machine can look into; one that does not exist yet is fine."""
-    _check_mode(folder, 0o077, "lets others in")
+    """Raise ConfigError for a folder of data that other users can read; a missing one is no error."""
+    _check_mode(folder, 0o077, "lets other users in")
 
 
 def check_not_writable(folder: Path) -> None:
-    """Refuse a folder of keys whose files others on the machine could replace."""
-    _check_mode(folder, 0o022, "lets others replace what is in it")
+    """Raise ConfigError for a folder of keys whose files other users could replace."""
+    _check_mode(folder, 0o022, "lets other users replace its files")
 
 
 def _check_mode(folder: Path, forbidden: int, why: str) -> None:
@@ -79,17 +79,17 @@ def _check_mode(folder: Path, forbidden: int, why: str) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """A private key; refused when others on the machine could have read it."""
+    """Read a private key; ConfigError if other users could have read it."""
     content = read_public(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        raise ConfigError(f"{path}: mode {mode:04o} lets others read this private key; run chmod 600 on it")
+        raise ConfigError(f"{path}: mode {mode:04o} lets other users read this private key; run chmod 600 on it")
     return content
 
 
 @contextlib.contextmanager
 def as_private_file(content: bytes, folder: Path) -> Iterator[str]:
-    """A path that gives `content` to a library that reads files only; gone, without a trace, on leaving.
+    """A path with `content` for a library that reads only files; it is removed completely on leaving.
 
     In memory where the system has such files, else beside the original in `folder`, readable by its owner only.
     """
@@ -107,7 +107,7 @@ def as_private_file(content: bytes, folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold `path` as a lock between processes; waits for whoever holds it."""
+    """Hold `path` as a lock between processes; waits until it is free."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""How two nodes prove to each other who they are, once per connection, before anything else is said.
+"""How two nodes prove their identities to each other, once per connection, before any other message.
 
     initiator                                     acceptor
       START    -- Hello(introduction) ------------>  START
@@ -6,12 +6,11 @@
       DONE     -- Proof(signature) --------------->  DONE
 
 Both sign the same transcript: the protocol's version, both introductions (cluster, name, kind, incarnation, nonce,
-certificate, and for whom it acts), the side that signs, and what ties it to this connection. A fresh nonce from each
-side makes an old message worthless; the named side makes a reflected one worthless; the binding makes a relayed one
-worthless.
+certificate, and the principal), the side that signs, and the binding to this connection. A fresh nonce from each side
+prevents replayed messages, the named side prevents reflected ones, and the binding prevents relayed ones.
 With keys a signature is made with the certificate's key. Without, it is an HMAC with the secret of the broker that was
 dialled (`tops.security.secret`): both sides prove that they know it, and neither sends it.
-Whatever does not fit ends the machine in FAILED, and the caller closes the connection.
+Any mismatch ends the machine in FAILED, and the caller closes the connection.
 
 No I/O, no clock, no randomness: frames, the time and a fresh nonce (`fresh_nonce`) are arguments.
 """
@@ -50,7 +49,7 @@ Signature = Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)]  # an HMA
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a node says of itself; nothing of it counts before the signature does."""
+    """A node's claims about itself; they do not count before its signature is verified."""
 
     protocol: int
     cluster: Name
@@ -60,7 +59,7 @@ class Introduction(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     nonce: Nonce
     certificate: Certificate
     instance: Instance
-    on_behalf_of: Principal | None = None  # for whom this session acts; the acceptor checks that the node may
+    on_behalf_of: Principal | None = None  # the identity for which this session acts; the acceptor checks the right to
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
@@ -78,31 +77,31 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The connection below: what is unique to it, and what it already knows of the other side."""
+    """The underlying connection: what is unique to it, and what it shows of the other side."""
 
-    binding: bytes  # equal on both sides and, with TLS, on no other connection; without, the address that was dialled
+    binding: bytes  # equal on both sides; with TLS unique to the connection, without TLS the dialled address
     peer_certificate: bytes | None  # of the TLS handshake; None without TLS
     peer_is_loopback: bool
 
 
 def plain_channel(peer_host: str, dialled: str = "") -> Channel:
-    """A connection without TLS, from or to `peer_host`; `dialled` is the address that the initiator meant.
+    """A connection without TLS, from or to `peer_host`; `dialled` is the address that the initiator dialled.
 
-    The acceptor has it from the `Host` header, and only after it was found to be one of its own: so a program that
-    took the port of another broker can't pass a handshake on to this one.
+    The acceptor takes it from the `Host` header, and only if it is one of its own addresses: so a program that took the
+    port of another broker can't relay a handshake to this one.
     """
     return Channel(binding=dialled.encode(), peer_certificate=None, peer_is_loopback=is_loopback(peer_host))
 
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One side's standing part in every handshake; use `secured` or `insecure`."""
+    """One side of every handshake of a node; use `secured` or `insecure`."""
 
     identity: Identity
     incarnation: int
     credentials: Credentials | None
     trust: Trust | None
-    site_role: str  # what a site without keys gets; unused with keys
+    site_role: str  # the role of sites without keys; unused with keys
     plain_accepted: bool
     secret: Secret | None = None  # of the broker that is dialled or dials; unused with keys
     instance: str = ""  # which session of its identity; empty: the only one
@@ -117,7 +116,7 @@ class Party:
         plain_words: str | None = None,
         instance: str = "",
     ) -> "Party":
-        """A node with keys; it believes nobody without."""
+        """A node with keys; it accepts only peers with keys."""
         if credentials.identity.cluster != trust.cluster:
             raise ConfigError(
                 f"{credentials.folder}: the certificate is for the cluster {credentials.identity.cluster!r}, "
@@ -139,11 +138,11 @@ class Party:
         secret: Secret | None = None,
         instance: str = "",
     ) -> "Party":
-        """A node without keys: names are believed of who knows the secret, on loopback only unless the plain words are
-        given.
+        """A node without keys: it trusts the names of peers that know the secret, only on loopback unless `plain_words`
+        is given.
 
-        `site_role` is the role of every site that connects, and our own if we are one. Without a secret the party can't
-        shake hands: a site gets one for each broker that it dials (`knowing`).
+        `site_role` is the role of every site that connects, and of this node if it is a site. A handshake needs a
+        secret: a site gets one for each broker that it dials (`knowing`).
         """
         _check_instance(kind, instance)
         identity = Identity(cluster, kind, name, role_of_kind(kind, site_role))
@@ -154,7 +153,8 @@ class Party:
         return replace(self, credentials=credentials)
 
     def acting_for(self, principal: Principal | None) -> "Party":
-        """This party in a session for another identity, or for itself; ConfigError if nobody acts for such a one."""
+        """This party in a session for another identity, or for itself; ConfigError for an identity that can't be
+        represented."""
         if principal is not None:
             _check_principal(self.identity, principal)
         return replace(self, on_behalf_of=principal)
@@ -182,13 +182,13 @@ class Party:
         if self.credentials is not None:
             return self.credentials.sign(transcript)
         if self.secret is None:
-            raise NotAuthenticated(f"{self.identity} has neither keys nor a secret to prove itself with")
+            raise NotAuthenticated(f"{self.identity} has neither keys nor a secret to prove its identity with")
         return self.secret.proof(transcript)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other side, proved."""
+    """The other side, with a verified identity."""
 
     identity: Identity
     incarnation: int
@@ -207,7 +207,7 @@ class Peer:
 
     @property
     def sender(self) -> Sender:
-        """What the messages of this session are stamped with."""
+        """The stamp of this session's messages."""
         return Sender(self.identity.name, self.identity.role, self.instance, self.incarnation, self.on_behalf_of)
 
 
@@ -218,9 +218,9 @@ class Side(Enum):
 
 class State(Enum):
     START = "start"  # nothing was sent; ends with the first frame out
-    WAITING = "waiting"  # ends with the other side's answer
-    DONE = "done"  # the other side is who it says
-    FAILED = "failed"  # final: this connection proves nothing any more
+    WAITING = "waiting"  # ends with the other side's frame
+    DONE = "done"  # the identity of the other side is verified
+    FAILED = "failed"  # final: the connection must be closed
 
 
 def fresh_nonce() -> bytes:
@@ -243,15 +243,15 @@ class Initiator:
         return frame
 
     def on_welcome(self, frame: bytes, now: datetime) -> tuple[bytes, Peer]:
-        """The proof to send, and who is there."""
+        """The proof to send, and the other side."""
         with _failing(self, State.WAITING):
             welcome = _decode(frame, Welcome)
             theirs = welcome.introduction
             identity = _believed(self._party, self._channel, self._own, theirs, now)
             if identity.kind is not Kind.BROKER:
-                raise NotAuthenticated(f"{identity} answered where a broker should")
+                raise NotAuthenticated(f"{identity} responded where a broker is expected")
             if self._expected is not None and identity.name != self._expected:
-                raise NotAuthenticated(f"broker {identity.name!r} answered where {self._expected!r} should")
+                raise NotAuthenticated(f"broker {identity.name!r} responded where {self._expected!r} is expected")
             _check_signature(
                 self._party, theirs, welcome.signature, _transcript(Side.ACCEPTOR, self._own, theirs, self._channel)
             )
@@ -270,7 +270,7 @@ class Acceptor:
         self._claimed: tuple[Introduction, Identity] | None = None
 
     def on_hello(self, frame: bytes, now: datetime) -> bytes:
-        """The welcome to send; the other side is still anybody."""
+        """The welcome to send; the other side is not authenticated yet."""
         with _failing(self, State.START):
             _check_channel(self._party, self._channel)
             theirs = _decode(frame, Hello).introduction
@@ -293,7 +293,7 @@ class Acceptor:
 
 
 class _failing:
-    """Refuse a frame in the wrong state; whatever goes wrong inside ends the machine."""
+    """Reject a frame in the wrong state; any error inside ends the machine."""
 
     def __init__(self, machine: Initiator | Acceptor, expected: State) -> None:
         self._machine, self._expected = machine, expected
@@ -301,7 +301,7 @@ class _failing:
     def __enter__(self) -> None:
         if self._machine.state is not self._expected:
             found, self._machine.state = self._machine.state, State.FAILED
-            raise NotAuthenticated(f"a handshake frame came out of turn: the handshake is {found.value}")
+            raise NotAuthenticated(f"a handshake frame came out of order: the handshake is {found.value}")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -313,7 +313,7 @@ _Frame = TypeVar("_Frame", Hello, Welcome, Proof)
 
 def _decode(frame: bytes, expected: type[_Frame]) -> _Frame:
     if len(frame) > FRAME_BYTES_MAX:
-        raise NotAuthenticated(f"a handshake frame of {len(frame)} bytes; at most {FRAME_BYTES_MAX} are read")
+        raise NotAuthenticated(f"a handshake frame of {len(frame)} bytes is over the limit of {FRAME_BYTES_MAX}")
     try:
         return msgspec.msgpack.decode(frame, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -328,13 +328,13 @@ def _check_channel(party: Party, channel: Channel) -> None:
 
 
 def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introduction, now: datetime) -> Identity:
-    """Who `theirs` claims to be, after every check that needs no signature."""
+    """The identity that `theirs` claims, after every check that needs no signature."""
     if theirs.protocol != PROTOCOL:
-        raise NotAuthenticated(f"the other side speaks version {theirs.protocol} of the protocol, this one {PROTOCOL}")
+        raise NotAuthenticated(f"the other side has version {theirs.protocol} of the protocol, this one {PROTOCOL}")
     if theirs.cluster != own.cluster:
         raise NotAuthenticated(f"the other side is of the cluster {theirs.cluster!r}, this one of {own.cluster!r}")
     if hmac.compare_digest(theirs.nonce, own.nonce) or theirs.name == own.name:
-        raise NotAuthenticated(f"{own.name!r} is talking to itself, or to somebody who echoes it")
+        raise NotAuthenticated(f"{own.name!r} is connected to itself, or to a program that echoes its frames")
     identity = _identified(party, channel, theirs, now)
     try:
         _check_instance(theirs.kind, theirs.instance)
@@ -346,7 +346,7 @@ def _believed(party: Party, channel: Channel, own: Introduction, theirs: Introdu
 
 
 def _identified(party: Party, channel: Channel, theirs: Introduction, now: datetime) -> Identity:
-    """Whose certificate it is; without keys the name is believed."""
+    """The identity in the certificate; without keys the name is trusted."""
     if party.trust is None:
         return _believed_without_keys(party, theirs)
     if not theirs.certificate:
@@ -357,13 +357,13 @@ def _identified(party: Party, channel: Channel, theirs: Introduction, now: datet
         raise NotAuthenticated("the certificate is not the one of the TLS connection")
     identity = party.trust.verify(theirs.certificate, now)
     if (identity.name, identity.kind) != (theirs.name, theirs.kind):
-        raise NotAuthenticated(f"{theirs.kind.value} {theirs.name!r} showed the certificate of {identity}")
+        raise NotAuthenticated(f"{theirs.kind.value} {theirs.name!r} presented the certificate of {identity}")
     return identity
 
 
 def _believed_without_keys(party: Party, theirs: Introduction) -> Identity:
     if theirs.certificate:
-        raise NotAuthenticated(f"{theirs.name!r} has keys and this side has none to answer with; configure them")
+        raise NotAuthenticated(f"{theirs.name!r} has keys and this side has none; configure them")
     try:
         return Identity(theirs.cluster, theirs.kind, theirs.name, role_of_kind(theirs.kind, party.site_role))
     except ConfigError as error:
@@ -371,7 +371,7 @@ def _believed_without_keys(party: Party, theirs: Introduction) -> Identity:
 
 
 def _check_instance(kind: Kind, instance: str) -> None:
-    """Sites may have several sessions; of a broker or a replica there is one."""
+    """Sites may have several sessions, a broker or a replica only one."""
     if not instance:
         return
     if kind is not Kind.SITE:
@@ -380,7 +380,7 @@ def _check_instance(kind: Kind, instance: str) -> None:
 
 
 def identity_of(cluster: str, principal: Principal) -> Identity:
-    """Whom a service acts for; ConfigError if it is neither a site nor a replica."""
+    """The identity for which a service acts; ConfigError if it is neither a site nor a replica."""
     return Identity(cluster, kind_of_name(principal.identity), principal.identity, principal.role)
 
 
@@ -403,5 +403,5 @@ def _check_signature(party: Party, theirs: Introduction, signature: bytes, trans
 
 
 def _transcript(signer: Side, initiator: Introduction, acceptor: Introduction, channel: Channel) -> bytes:
-    # MessagePack carries the length of every part: two different transcripts never have the same bytes.
+    # MessagePack encodes the length of every part: two different transcripts never have the same bytes.
     return msgspec.msgpack.encode((_LABEL, PROTOCOL, signer, initiator, acceptor, channel.binding))

@@ -1,10 +1,9 @@
-"""Who a node is: the one name, kind and role that its certificate states.
+"""The identity of a node: the one name, kind and role that its certificate states.
 
-The identity lives in a single URI of the certificate's subject alternative names,
-`tops://CLUSTER/2/KIND/NAME?role=ROLE`, where 2 is the version of this format. A replica's name is `SET/REPLICA`: no
-name contains a slash, so that no two replicas of different sets ever have the same. The distinguished name is
-decoration for people and is never read, so neither its order nor a repeated attribute can make a certificate mean two
-things.
+The identity is a single URI in the certificate's subject alternative names, `tops://CLUSTER/2/KIND/NAME?role=ROLE`,
+where 2 is the version of this format. A replica's name is `SET/REPLICA`: no name contains a slash, so that two replicas
+of different sets never have the same name. The distinguished name is only for people and is never read, so neither its
+order nor a repeated attribute can make a certificate ambiguous.
 """
 
 import re
@@ -27,7 +26,7 @@ _URI_OF_FORMAT_1 = re.compile(r"tops://[^/]+/(?:broker|site)/[^/]+", re.ASCII)
 
 
 class Kind(Enum):
-    """What a node is in the overlay; only a broker may speak for others."""
+    """The kind of a node in the overlay; only a broker may send messages for others."""
 
     BROKER = "broker"
     SITE = "site"
@@ -35,7 +34,7 @@ class Kind(Enum):
 
 
 BROKER_ROLE, REPLICA_ROLE = "broker", "replica"
-_ROLES_OF_KINDS = {Kind.BROKER: BROKER_ROLE, Kind.REPLICA: REPLICA_ROLE}  # and of nobody else
+_ROLES_OF_KINDS = {Kind.BROKER: BROKER_ROLE, Kind.REPLICA: REPLICA_ROLE}  # and of no others
 CANONICAL_MAX = 2 * NAME_MAX + 1
 
 
@@ -45,18 +44,18 @@ def replica_name(replica_set: str, replica: str) -> str:
 
 
 def kind_of_name(name: str) -> Kind:
-    """What a node that is no broker is, by its canonical name."""
+    """The kind of a node that is no broker, by its canonical name."""
     return Kind.REPLICA if "/" in name else Kind.SITE
 
 
 def role_of_kind(kind: Kind, otherwise: str) -> str:
-    """The role that goes with the kind; sites have any other."""
+    """The role of the kind; sites have any other."""
     return _ROLES_OF_KINDS.get(kind, otherwise)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An authenticated party, or one that this node vouches for; made whole or not at all."""
+    """An authenticated identity, or one that this node vouches for; an invalid one can't be made."""
 
     cluster: str
     kind: Kind
@@ -72,13 +71,13 @@ class Identity:
             raise ConfigError(f"{self.kind.value} {self.name[:CANONICAL_MAX]!r}: a {self.kind.value} is named {wanted}")
         for part in parts:
             check_name("name", part)
-        # A site that held the brokers' role could speak for every other site, and one with a replica's has no set.
+        # A site with the brokers' role could send messages for every other site; one with a replica's role has no set.
         if self.role != role_of_kind(self.kind, self.role) or (
             self.role in _ROLES_OF_KINDS.values() and self.kind not in _ROLES_OF_KINDS
         ):
             raise ConfigError(
                 f"{self.kind.value} {self.name!r} can't have the role {self.role!r}: "
-                f"brokers have the role {BROKER_ROLE!r} and replicas {REPLICA_ROLE!r}, and nobody else has them"
+                f"only brokers have the role {BROKER_ROLE!r}, and only replicas the role {REPLICA_ROLE!r}"
             )
 
     @property
@@ -95,7 +94,7 @@ class Identity:
 
 
 def check_name(field: str, value: str) -> None:
-    """Refuse a name that could be read in two ways in a path, a URI or a transaction id."""
+    """Raise ConfigError for a name that would be ambiguous in a path, a URI or a transaction id."""
     if not _NAME.fullmatch(value):
         raise ConfigError(
             f"{field} {value[: NAME_MAX + 1]!r} is not usable: up to {NAME_MAX} ASCII letters, digits, '-' and '_', "
@@ -104,7 +103,7 @@ def check_name(field: str, value: str) -> None:
 
 
 def identity_of_uri(uri: str) -> Identity:
-    """The identity that `uri` states, to the letter; no case folding, no percent decoding, nothing left over."""
+    """The identity that `uri` states exactly: no case folding, no percent decoding, no remainder."""
     match = _URI.fullmatch(uri)
     if match is None and _URI_OF_FORMAT_1.match(uri):
         raise NotAuthenticated(
@@ -120,7 +119,7 @@ def identity_of_uri(uri: str) -> Identity:
 
 
 def identity_of_certificate(certificate: x509.Certificate) -> Identity:
-    """The identity in `certificate`, whose signature the caller has checked or will; ambiguity is refused."""
+    """The identity in `certificate`, whose signature the caller checks; NotAuthenticated if it is ambiguous."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,6 +1,6 @@
-"""How much anybody may ask for: frame sizes, rates, connections that have not proved who they are.
+"""Limits for each peer: frame sizes, rates, connections that are not authenticated.
 
-Plain data and arithmetic; the time is an argument, in seconds of any clock that does not go back.
+Plain data and arithmetic; the time is an argument, in seconds of any monotonic clock.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from tops.model.errors import ConfigError, LimitExceeded, ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """The most bytes of one frame; few before authentication, when anybody can make us hold them."""
+    """The most bytes of one frame; few before authentication, when any program can make this node hold them."""
 
     before_authentication: int = 8 * 1024
     after_authentication: int = 8 * 1024 * 1024
@@ -22,7 +22,7 @@ class FrameLimits:
         """Call with the announced length, before the bytes are read or inflated."""
         most = self.after_authentication if authenticated else self.before_authentication
         if not 0 < size <= most:
-            raise ProtocolError(f"a frame of {size} bytes was refused: the limit here is 1 to {most}")
+            raise ProtocolError(f"a frame of {size} bytes was rejected: the limit here is 1 to {most}")
 
 
 class TokenBucket:
@@ -37,7 +37,7 @@ class TokenBucket:
         self._tokens, self._at = float(burst), now
 
     def take(self, amount: float, now: float) -> bool:
-        """Take `amount`, whole or not at all."""
+        """Take `amount`, completely or not at all."""
         self._refill(now)
         if amount > self._tokens:
             return False
@@ -52,7 +52,7 @@ class TokenBucket:
         return max(0.0, (amount - self._tokens) / self.rate)
 
     def _refill(self, now: float) -> None:
-        # A clock that steps back gives nothing and takes nothing.
+        # A clock that steps back adds nothing and removes nothing.
         if now > self._at:
             self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
             self._at = now
@@ -61,13 +61,13 @@ class TokenBucket:
 class KeyedBuckets:
     """A bucket per key, for at most `keys_max` keys at once.
 
-    The least recently used key makes room. Somebody with many keys gains only a fresh burst by that, as a new key
-    would; memory stays bounded, which is the point.
+    The least recently used key is evicted. A peer with many keys gains only a fresh burst by that, like any new key;
+    memory stays bounded.
     """
 
     def __init__(self, rate: float, burst: float, keys_max: int = 10_000) -> None:
         if keys_max < 1:
-            raise ConfigError("a table of rate limits needs room for at least one key")
+            raise ConfigError("a table of rate limits needs at least one key")
         self.rate, self.burst, self.keys_max = rate, burst, keys_max
         self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
 
@@ -83,7 +83,7 @@ class KeyedBuckets:
         return 0.0 if bucket is None else bucket.wait_s(amount, now)
 
     def check(self, key: Hashable, amount: float, now: float) -> None:
-        """`take`, or an error that says how long to wait."""
+        """`take`, or an error with the time to wait."""
         bucket = self._bucket(key, now)
         if not bucket.take(amount, now):
             wait_s = bucket.wait_s(amount, now)
@@ -102,26 +102,26 @@ class KeyedBuckets:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One connection's place among those that have not authenticated yet."""
+    """One connection's slot among those that have not authenticated yet."""
 
     number: int
     network: str
     since: float
     deadline: float
-    displaced: int | None = None  # the number of the connection whose place this is now, for the caller to close
+    displaced: int | None = None  # the number of the connection that had this slot; the caller closes it
 
 
 class ConnectionBudget:
-    """How many connections may wait for authentication, per address and in all, and for how long; and how many an
+    """How many connections may wait for authentication, per address and in total, and for how long; and how many an
     identity may have.
 
-    `admit` before anything is read, and give the ticket back through `release` when the connection has authenticated
-    or is gone. `overdue` names those that took too long, for the caller to close. `identify` when it has
-    authenticated, and `leave` when it is gone.
+    Call `admit` before anything is read, and `release` with the ticket when the connection has authenticated or is
+    closed. `overdue` returns those that took too long, for the caller to close. Call `identify` when it has
+    authenticated, and `leave` when it is closed.
 
-    Who says nothing locks nobody out. Where an address has no place left, its longest waiting connection has to leave,
-    once it has had `sure_s`: an honest one needs much less. Where no place is left at all, a connection of the address
-    that has most places has to leave for one of an address that has fewer.
+    Silent connections can't lock others out. If an address has no slot left, its longest waiting connection is
+    displaced once it has had `sure_s`: an honest one needs much less. If no slot is left at all, a connection of the
+    address with the most slots is displaced for one of an address that has fewer.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class ConnectionBudget:
         return ticket
 
     def _displaced(self, network: str, now: float) -> Ticket | None:
-        """Who has to leave for a newcomer from this network; None if there is room. LimitExceeded: there is none."""
+        """The connection to displace for a new one from this network; None if a slot is free. LimitExceeded if no
+        connection may be displaced."""
         own = self._by_network.get(network, {})
         if len(own) >= self.per_address:
             oldest = next(iter(own.values()))
@@ -176,7 +177,7 @@ class ConnectionBudget:
         return next(iter(most.values()))
 
     def release(self, ticket: Ticket) -> None:
-        """Free the place; the second time does nothing, so every way out of a connection may call it."""
+        """Free the slot; a repeated call does nothing, so every end of a connection may call it."""
         if self._waiting.pop(ticket.number, None) is None:
             return
         left = self._by_network[ticket.network]
@@ -188,7 +189,7 @@ class ConnectionBudget:
         return [ticket for ticket in self._waiting.values() if ticket.deadline <= now]
 
     def identify(self, identity: str) -> None:
-        """A connection turned out to be of this identity, which may have so many and no more."""
+        """Count an authenticated connection of this identity; LimitExceeded if it has too many."""
         if self._by_identity[identity] >= self.per_identity:
             raise LimitExceeded(
                 f"{identity} has {self.per_identity} connections here, which is the quota: close some, or raise "
@@ -197,14 +198,14 @@ class ConnectionBudget:
         self._by_identity[identity] += 1
 
     def leave(self, identity: str) -> None:
-        """A connection of this identity is gone."""
+        """A connection of this identity is closed."""
         self._by_identity[identity] -= 1
         if not self._by_identity[identity]:
             del self._by_identity[identity]
 
 
 def network_of(address: str) -> str:
-    """What counts as one address: IPv6 hands every household 2^64 of them, so those count by /64."""
+    """What counts as one address: IPv6 addresses count by /64, since one household has 2^64 of them."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

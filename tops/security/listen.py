@@ -1,4 +1,4 @@
-"""When a node may do without TLS: on loopback, or when its configuration says in plain words what that means."""
+"""When a node may work without TLS: on loopback, or when its configuration accepts the risk in plain words."""
 
 import hmac
 import ipaddress
@@ -10,7 +10,7 @@ PLAIN_WORDS = "I accept that anyone on the network can read and write"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can be on the other side; an unknown name or "every address" is not loopback."""
+    """Whether only this machine can be the other side; an unknown name or "every address" is not loopback."""
     if host == "localhost":
         return True
     try:
@@ -31,21 +31,21 @@ def split_address(address: str) -> tuple[str, int | None]:
 
 
 def accepts_insecure(plain_words: str | None) -> bool:
-    """Whether the configuration's `insecure` says it; anything but the exact words is an error, not a no."""
+    """Whether the configuration's `insecure` has the exact words; any other text is an error."""
     if plain_words is None:
         return False
     if not hmac.compare_digest(plain_words.encode(), PLAIN_WORDS.encode()):
-        raise ConfigError(f'insecure = {plain_words[:100]!r} is not understood; write insecure = "{PLAIN_WORDS}"')
+        raise ConfigError(f'insecure = {plain_words[:100]!r} is not valid; write insecure = "{PLAIN_WORDS}"')
     return True
 
 
 def check_listen(host: str, tls: bool, plain_words: str | None = None) -> None:
-    """Refuse to open a listener that would let strangers in."""
+    """Raise ConfigError for a listener that any machine could use without authentication."""
     _check("listen on", host, tls, plain_words)
 
 
 def check_connect(host: str, tls: bool, plain_words: str | None = None) -> None:
-    """Refuse to send data to another machine in the clear."""
+    """Raise ConfigError for a connection to another machine without encryption."""
     _check("connect to", host, tls, plain_words)
 
 
@@ -53,6 +53,6 @@ def _check(act: str, host: str, tls: bool, plain_words: str | None) -> None:
     accepted = accepts_insecure(plain_words)
     if not (tls or is_loopback(host) or accepted):
         raise ConfigError(
-            f"refusing to {act} {host or 'every address'} without TLS: make keys with `tops keys`, "
+            f"can't {act} {host or 'every address'} without TLS: make keys with `tops keys`, "
             f'use a loopback address, or write insecure = "{PLAIN_WORDS}"'
         )

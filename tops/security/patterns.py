@@ -5,8 +5,8 @@ A name is segments joined by dots, `shop.orders.eu`. In a pattern
     *    stands for any characters of one segment, also none:  shop.*  shop.ord*  *.orders.*
     **   as the last segment stands for the rest, also none:   shop.**  matches shop and all below it;  ** is all
 
-Everything else stands for itself. There is no escape: a name with an asterisk, or with a character that can't be
-seen, is one that no rule can speak of, and nobody has a right to it.
+Everything else stands for itself. There is no escape: no rule can match a name with an asterisk or with an invisible
+character, so no identity has a right to it.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ EVERYTHING = "**"
 
 
 def is_type_name(name: str) -> bool:
-    """Whether rules can speak of `name`; an event type of another name belongs to nobody."""
+    """Whether rules can match `name`; no identity has a right to an event type of another name."""
     return 0 < len(name) <= NAME_MAX and name.isprintable() and "*" not in name
 
 
@@ -35,7 +35,7 @@ class Pattern:
         open_ended = segments[-1] == "**"
         if open_ended:
             segments.pop()
-        # With the asterisks filled in it has to be a name: that leaves exactly what could ever match one.
+        # With the asterisks replaced it must be a name: that accepts exactly the patterns that can match one.
         if any("**" in segment for segment in segments) or not is_type_name(self.text.replace("*", "x")):
             raise ConfigError(
                 f"pattern {self.text[:200]!r} is not usable: segments joined by dots, `*` within a segment, "
@@ -60,7 +60,7 @@ def _segment_matches(pieces: tuple[str, ...], segment: str) -> bool:
         return False
     position, end = len(first), len(segment) - len(last)
     for piece in middle:
-        # The leftmost place leaves the most room for the rest, so there is never a reason to come back.
+        # The leftmost match leaves the most characters for the rest, so no backtracking is needed.
         found = segment.find(piece, position, end)
         if found < 0:
             return False

@@ -1,14 +1,14 @@
-"""Who may do what to which event types.
+"""Which identity may do what to which event types.
 
-A role is a list of rules that allow and a list that deny; a denial wins, and what no rule allows is refused. The name
-that is checked must be the one that the act is done to, taken from the decoded message itself and never from an
+A role is a list of rules that allow and a list that deny; a denial has priority, and what no rule allows is rejected.
+The name that is checked must be the object of the act, taken from the decoded message itself and never from an
 envelope, a header or a link's history. Four consequences for callers:
 
 - each event of a transaction is checked for `PUBLISH` under its own type, and the transaction for `BEGIN` under its;
 - a subscription to a parent type delivers its children, so each delivery is checked for `SUBSCRIBE` under the
-  event's own type; decisions are cached, which makes that one look-up;
-- a broker that passes on a site's message was trusted with checking it: the check is done where the site is connected;
-- a message that only brokers send each other is refused unless `require_broker` lets its sender pass.
+  event's own type; decisions are cached, which makes that one lookup;
+- brokers trust each other to check: only the broker to which a site is connected checks its messages;
+- a message that only brokers send each other is rejected unless `require_broker` lets its sender pass.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,24 +25,24 @@ IDENTITIES_MAX = 4096
 
 
 class Verb(Enum):
-    """What can be done to an event type."""
+    """An act on an event type."""
 
     ADVERTISE = "advertise"
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
     BEGIN = "begin"  # start a transaction that travels under the type
-    PARTICIPATE = "participate"  # take part in distributed transactions: register, vote, pass decisions on to peers
+    PARTICIPATE = "participate"  # take part in distributed transactions: register, vote, relay decisions to peers
     FOLLOW = "follow"  # have durable subscriptions, under one's own identity
     READ = "read"  # send requests of a replica set that read
     WRITE = "write"  # send requests of a replica set that write
-    RESPOND = "respond"  # receive and answer requests of a replica set
-    ORIGINATE = "originate"  # submit what was executed and captured elsewhere
-    OPERATE = "operate"  # pause, resume, retry, barriers, repair; end what is somebody else's
-    RESOLVE = "resolve"  # ask about a transaction in doubt that is somebody else's
+    RESPOND = "respond"  # receive requests of a replica set and respond to them
+    ORIGINATE = "originate"  # submit rows that were captured where a statement was executed
+    OPERATE = "operate"  # pause, resume, retry, barriers, repair; end what belongs to another identity
+    RESOLVE = "resolve"  # request the outcome of a transaction in doubt of another identity
     ADMINISTER = "administer"  # change the cluster
     REPRESENT = "represent"  # act on behalf of another identity, with no more than the rights that both have
 
-    __hash__ = object.__hash__  # part of a key that every message is looked up by; the one of `Enum` is slow
+    __hash__ = object.__hash__  # part of a key that is looked up for every message; `Enum.__hash__` is slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Role:
 
     @classmethod
     def parse(cls, name: str, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> "Role":
-        """From the words of a configuration file."""
+        """From the texts of a configuration file."""
         check_name("role", name)
         try:
             return cls(name, tuple(map(Rule.parse, allow)), tuple(map(Rule.parse, deny)))
@@ -83,7 +83,7 @@ class Role:
 
     def allows(self, verb: Verb, event_type: str) -> bool:
         if event_type == EVERYTHING:
-            # An act on the whole cluster: needs the right on everything, and any exception to it is one too many.
+            # An act on the whole cluster needs the right on everything, without any exception.
             return any(r.verb is verb and r.pattern.text == EVERYTHING for r in self.allow) and not any(
                 r.verb is verb for r in self.deny
             )
@@ -106,7 +106,7 @@ def _role(name: str, verbs: Iterable[Verb], pattern: str = EVERYTHING) -> Role:
 
 
 def replica_role(replica_set: str) -> Role:
-    """The rights of a replica: on the types of its own set, and on no others."""
+    """The rights of a replica: only on the types of its own set."""
     return _role(REPLICA_ROLE, REPLICA, f"{SETS_ROOT}.{replica_set}.**")
 
 
@@ -118,9 +118,9 @@ DEFAULT_ROLES: Mapping[str, Role] = {
         _role("participant", PARTICIPANT),
         replica_role("SET"),  # of each set its own
         _role("service", SERVICE),
-        # An administrator acts under its own name: the audit log has to show it.
+        # Administrators use their own identities, so that the audit log names them.
         _role("admin", [verb for verb in Verb if verb is not Verb.REPRESENT]),
-        # A broker acts for its sites, whose rights it has checked; nothing is administered from broker to broker.
+        # A broker acts for its sites, whose rights it has checked; brokers do not administer each other.
         _role(BROKER_ROLE, [v for v in Verb if v not in (Verb.OPERATE, Verb.ADMINISTER, Verb.REPRESENT)]),
     )
 }
@@ -128,7 +128,7 @@ FIXED_ROLES = frozenset({BROKER_ROLE, REPLICA_ROLE})
 
 
 class Permissions:
-    """The roles of a cluster, and the answer to "may it?"; replace the object to change the roles."""
+    """The roles of a cluster, and decisions on rights; replace the object to change the roles."""
 
     def __init__(self, roles: Iterable[Role] = ()) -> None:
         """`roles` are added to the default ones; one of the same name replaces it, except brokers' and replicas'."""
@@ -140,7 +140,7 @@ class Permissions:
         self._decisions: dict[Identity, dict[tuple[Verb, str], bool]] = {}
 
     def allowed(self, identity: Identity, verb: Verb, event_type: str) -> bool:
-        """Whether `identity` may; a name that is no event type's, such as a pattern, is never allowed."""
+        """Whether `identity` may; for a name that no event type can have, such as a pattern, always False."""
         decisions = self._decisions.get(identity)
         if decisions is None:
             decisions = self._decisions_of(identity)
@@ -149,7 +149,7 @@ class Permissions:
         if known is None:
             known = self._decide(identity, verb, event_type)
             if len(decisions) >= DECISIONS_MAX:
-                # Its own decisions only: a party that asks for ever new names slows down nobody else.
+                # Only its own decisions are evicted: an identity that uses ever new names slows down no other.
                 decisions.clear()
             decisions[key] = known
         return known
@@ -161,7 +161,7 @@ class Permissions:
             remedy = (
                 f"give its role a rule `{verb.value} {shown}`, or issue a certificate with another role"
                 if event_type == EVERYTHING or is_type_name(event_type)
-                else "rules can't speak of that name, so choose one of printable characters without `*`"
+                else "no rule can match that name, so choose one of printable characters without `*`"
             )
             raise PermissionDenied(
                 f"{identity} may not {verb.value} {shown!r}: {remedy}",
@@ -176,13 +176,13 @@ class Permissions:
         return role is not None and any(rule.verb is verb for rule in role.allow)
 
     def forget(self, identity: Identity) -> None:
-        """Its last connection is gone."""
+        """The last connection of this identity is closed: remove its cached decisions."""
         self._decisions.pop(identity, None)
 
     def _decide(self, identity: Identity, verb: Verb, event_type: str) -> bool:
         members = set_of_log(event_type) if verb is Verb.PARTICIPATE else ""
         if members and identity.replica_set != members and identity.kind is not Kind.BROKER:
-            return False  # whatever a role says: only the replicas of a set vote in its log
+            return False  # independent of roles: only the replicas of a set vote in its log
         role = replica_role(identity.replica_set) if identity.kind is Kind.REPLICA else self._roles.get(identity.role)
         if role is None or not (event_type == EVERYTHING or is_type_name(event_type)):
             return False
@@ -195,6 +195,6 @@ class Permissions:
 
 
 def require_broker(identity: Identity, what: str) -> None:
-    """Refuse a site that sends what only brokers send each other."""
+    """Raise PermissionDenied for a site that sends what only brokers send each other."""
     if identity.kind is not Kind.BROKER:
         raise PermissionDenied(f"{identity} may not send {what}: only brokers do", who=str(identity), verb=what)

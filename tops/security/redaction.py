@@ -1,7 +1,7 @@
-"""Secrets stay out of logs: what looks like one is replaced before a record reaches any handler's output.
+"""Keeps secrets out of logs: whatever looks like a secret is replaced before a record reaches any handler's output.
 
-Two nets: forms that give a secret away (URLs with a password, `password=…`, bearer tokens, PEM private keys), and the
-exact values that the configuration registered when it read them. Every step is linear in the text.
+Two kinds are found: forms of text that contain a secret (URLs with a password, `password=…`, bearer tokens, PEM private
+keys), and the exact values that the configuration registered when it read them. Every step is linear in the text.
 """
 
 import logging
@@ -9,7 +9,7 @@ import re
 from urllib.parse import quote, unquote
 
 HIDDEN = "[hidden]"
-REGISTERED_MIN = 4  # shorter values occur in ordinary words; hiding them would only point at them
+REGISTERED_MIN = 4  # shorter values occur in ordinary words, where hiding them would reveal them
 
 _WORDS = r"(?:password|passwd|passphrase|pwd|secret|token|api[_-]?key|private[_-]?key|authorization|credential)"
 _ASSIGNED = re.compile(
@@ -27,15 +27,15 @@ _registered: set[str] = set()
 
 
 def register_secret(secret: str) -> None:
-    """Hide this exact value wherever it turns up, as it is and as a URL would spell it."""
+    """Hide this exact value wherever it occurs, as it is and in URL encoding."""
     for spelling in {secret, quote(secret, safe=""), unquote(secret)}:
         if len(spelling) >= REGISTERED_MIN:
             _registered.add(spelling)
 
 
 def redact(text: str) -> str:
-    """`text` without its secrets; whatever is doubtful is hidden."""
-    # A secret that is such a word itself comes last: what it names is found by it.
+    """`text` without its secrets; in case of doubt text is hidden."""
+    # Registered secrets come last: one of them may be a word such as "password", by which other secrets are found.
     words = {secret for secret in _registered if _ASSIGNMENT_HINT.fullmatch(secret)}
     text = _without_private_keys(_without(_registered - words, text))
     if "://" in text:
@@ -57,14 +57,14 @@ def _without_private_keys(text: str) -> str:
     while (begin := _PEM_BEGIN.search(text, position)) is not None:
         end = _PEM_END.search(text, begin.end())
         kept += [text[position : begin.start()], HIDDEN]
-        # Without an end the key may go on to the last character.
+        # Without an end marker the key may extend to the last character.
         position = len(text) if end is None else end.end()
     return "".join([*kept, text[position:]])
 
 
 def _without_url_password(word: str) -> str:
     scheme_end = word.find("://")
-    # The last "@": a password that nobody escaped may hold one, and so may a list of several addresses.
+    # The last "@": an unescaped password may contain one, and so may a list of several addresses.
     at = word.rfind("@")
     if scheme_end < 0 or at < 0:
         return word
@@ -79,12 +79,12 @@ class RedactingFilter(logging.Filter):
         try:
             message = record.getMessage()
         except (TypeError, ValueError):
-            # logging would print the arguments in its complaint about the format.
+            # `logging` would print the arguments in its error about the format.
             message = f"a log message that does not fit its arguments: {record.msg!r}"
         record.msg, record.args = redact(message), None
         if record.exc_info:
             record.exc_text = redact(record.exc_text or _FORMATTER.formatException(record.exc_info))
-            # Formatters print exc_text as it is; with exc_info, some would format the error anew and unredacted.
+            # Formatters print exc_text unchanged; with exc_info, some would format the error again, unredacted.
             record.exc_info = None
         if record.stack_info:
             record.stack_info = redact(record.stack_info)
@@ -99,7 +99,7 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", None, None).__dict__) 
 
 
 def install_redaction(logger: logging.Logger | None = None) -> None:
-    """Put the filter on every handler of `logger` (the root's by default); again does nothing new."""
+    """Add the filter to every handler of `logger` (the root logger by default); a repeated call changes nothing."""
     for handler in (logger or logging.getLogger()).handlers:
         if not any(isinstance(present, RedactingFilter) for present in handler.filters):
             handler.addFilter(RedactingFilter())

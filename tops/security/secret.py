@@ -1,12 +1,12 @@
-"""The shared secret of nodes without keys: where its file lies, who makes it, and how its knowledge is proved.
+"""The shared secret of nodes without keys: its file, its creation, and how a node proves that it knows it.
 
-Each broker without keys has one, in a file that only its user can read; whoever can read that file may connect. The
-secret itself never travels: a client that sent it would give it to any program that bound the port first. Both sides
-show an HMAC over what is unique to the connection (`tops.security.handshake`) or to the request
+Each broker without keys has one, in a file that only its user can read; every process that can read the file may
+connect. The secret itself is never sent: a client would give it to any program that has bound the port first. Both
+sides send an HMAC over what is unique to the connection (`tops.security.handshake`) or to the request
 (`tops.security.tokens`).
 
     $XDG_STATE_HOME/tops/HOST_PORT.token, or ~/.local/state/tops/HOST_PORT.token    one per address of a broker
-    $TOPS_TOKEN_FILE                                                                if set: the one file for all
+    $TOPS_TOKEN_FILE                                                                if set: one file for all
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from tops.security.redaction import register_secret
 VARIABLE = "TOPS_TOKEN_FILE"
 PROOF_BYTES = 32
 SECRET_BYTES = 32
-LENGTH_MIN = 32  # characters: an HMAC that was seen must not give a short secret away to somebody who guesses
+LENGTH_MIN = 32  # characters: a short secret could be found by guessing, from an HMAC that was seen
 
 HTTP_PORT = 80  # of an address without one
 _EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - names of an address, nothing is bound
 _BY_HAND = (
     f"run as the user who runs the broker, or set {VARIABLE} to a copy of the broker's file; "
-    "on another machine the operator has to put that copy there"
+    "on another machine the operator has to place that copy"
 )
 
 
@@ -47,7 +47,7 @@ class Secret:
         return hmac.digest(self._key, transcript, hashlib.sha256)
 
     def proves(self, proof: bytes, transcript: bytes) -> bool:
-        """Whether `proof` was made by somebody who knows the secret."""
+        """Whether `proof` was made with knowledge of the secret."""
         return hmac.compare_digest(proof, self.proof(transcript))
 
 
@@ -62,7 +62,7 @@ def secret_path(address: str) -> Path:
 
 
 def find_secret(address: str) -> Secret:
-    """For a client: the secret of the broker at this `host:port`; NotAuthenticated says where it should be."""
+    """For a client: the secret of the broker at this `host:port`; NotAuthenticated names the expected file."""
     path = secret_path(address)
     try:
         return _read(path)
@@ -77,7 +77,7 @@ def find_secret(address: str) -> Secret:
 
 
 def make_secret(addresses: Sequence[str]) -> Secret:
-    """For a broker: its secret, made unless there is one, where clients of all its addresses look for it."""
+    """For a broker: its secret, created unless it exists, in the files that clients of all its addresses read."""
     first, *others = dict.fromkeys(secret_path(address) for address in addresses)
     try:
         _make_folder(first.parent)
@@ -87,7 +87,7 @@ def make_secret(addresses: Sequence[str]) -> Secret:
             write_whole(other, first.read_bytes(), PRIVATE)
     except OSError as error:
         raise ConfigError(
-            f"{first}: the secret of this broker can't be kept there: {error.strerror}; "
+            f"{first}: the secret of this broker can't be stored there: {error.strerror}; "
             f"make the folder writable for its user, or set {VARIABLE} or XDG_STATE_HOME"
         ) from None
     return made
@@ -103,13 +103,13 @@ def _state_folder() -> Path:
 
 def _make_folder(folder: Path) -> None:
     if os.environ.get(VARIABLE):
-        return  # the operator's folder: what matters is the file
+        return  # the operator's folder: only the mode of the file is checked
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private_folder(folder)
 
 
 def _read(path: Path) -> Secret:
-    # A file that the operator names may be shared with a group; others never.
+    # A file that the operator names may be readable for a group; other files never.
     forbidden = 0o007 if os.environ.get(VARIABLE) else 0o077
     with open(path, "rb", opener=_without_waiting) as file:
         mode = os.fstat(file.fileno()).st_mode
@@ -117,11 +117,13 @@ def _read(path: Path) -> Secret:
             raise ConfigError(f"{path}: a secret is kept in a regular file, and this is none: name another path")
         key = file.read(4096).strip()
     if mode & forbidden:
-        raise ConfigError(f"{path}: mode {stat.S_IMODE(mode):04o} lets others read this secret: run chmod 600 {path}")
+        raise ConfigError(
+            f"{path}: mode {stat.S_IMODE(mode):04o} lets other users read this secret: run chmod 600 {path}"
+        )
     if len(key) < LENGTH_MIN:
         raise ConfigError(
             f"{path}: a secret has at least {LENGTH_MIN} characters, this one {len(key)}: "
-            "remove the file and start the broker again, or put a longer one there"
+            "remove the file and start the broker again, or write a longer one"
         )
     register_secret(key.decode(errors="replace"))
     return Secret(path, key)

@@ -1,6 +1,6 @@
 """TLS between nodes: version 1.3, certificates on both sides, the authority's revocation list always checked.
 
-Session tickets are off. A resumed session skips the certificate, so a revoked node could come back with one.
+Session tickets are off: a resumed session skips the certificate, so a revoked node could reconnect with one.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class TlsConnection(Protocol):
 
 
 class Keys(Protocol):
-    """What `NodeKeys` has: keys that may be others the next time they are looked at."""
+    """The part of `NodeKeys` that is needed here: keys that may be replaced at any time."""
 
     credentials: Credentials
     trust: Trust
@@ -40,12 +40,12 @@ class Keys(Protocol):
 def server_context(keys: Keys, rejected: Callable[[str], None] | None = None) -> ssl.SSLContext:
     """The context for a broker's listener; it follows renewed keys and new revocations without a restart.
 
-    OpenSSL keeps every revocation list that a context was ever given. So each list gets a context of its own, and
-    every handshake is moved to the present one before certificates are looked at. `rejected` hears why a TLS handshake
-    failed: nobody else does, since no connection comes of it.
+    OpenSSL keeps every revocation list that a context ever got. So each list gets a context of its own, and every
+    handshake is moved to the current one before certificates are checked. `rejected` is called with the reason of a
+    failed TLS handshake, which is not reported elsewhere since no connection results.
     """
     if keys.credentials.identity.kind is not Kind.BROKER:
-        raise ConfigError(f"{keys.credentials.identity} can't listen: only a broker's certificate is one of a server")
+        raise ConfigError(f"{keys.credentials.identity} can't listen: only a broker's certificate is for a server")
     context = _context(ssl.PROTOCOL_TLS_SERVER, keys.credentials, keys.trust)
     present: tuple[tuple[bytes, Revocations], ssl.SSLContext] = (_shown_by(keys), context)
 
@@ -110,27 +110,27 @@ def _context(protocol: int, credentials: Credentials, trust: Trust) -> ssl.SSLCo
 
 
 def peer_identity(connection: TlsConnection, trust: Trust, now: datetime) -> Identity:
-    """Who is on the other side, by the certificate of its TLS handshake and the revocations known by now.
+    """The identity of the other side, by the certificate of its TLS handshake and the current revocations.
 
-    Call it again after `trust.reload()` returned True, to find connections whose certificate was revoked since.
+    Call it again after `trust.reload()` has returned True, to find connections whose certificate was revoked since.
     """
     return trust.verify(_peer_certificate(connection), now)
 
 
 def peer_expiry(connection: TlsConnection) -> datetime:
-    """When the certificate ends that the other side showed."""
+    """When the certificate of the other side expires."""
     return x509.load_der_x509_certificate(_peer_certificate(connection)).not_valid_after_utc
 
 
 def tls_channel(connection: TlsConnection) -> Channel:
-    """What binds our own handshake to this very TLS connection.
+    """The value that binds the TOPS handshake to exactly this TLS connection.
 
-    The value is the client's Finished message: an authenticator over the whole TLS handshake, keyed by its secrets,
-    that both sides know and no other connection shares. Python offers no keying material exporter. Our handshake
-    also compares the peer's certificate with the one of TLS.
+    It is the client's Finished message: an authenticator over the whole TLS handshake, keyed by its secrets, which both
+    sides know and no other connection has. Python offers no keying material exporter. The TOPS handshake also compares
+    the peer's certificate with that of TLS.
     """
     if connection.version() != "TLSv1.3":
-        raise NotAuthenticated(f"the connection speaks {connection.version()}, not TLS 1.3")
+        raise NotAuthenticated(f"the connection uses {connection.version()}, not TLS 1.3")
     finished = connection.get_channel_binding("tls-unique")
     if not finished:
         raise NotAuthenticated("the TLS handshake is not finished")
@@ -144,5 +144,5 @@ def tls_channel(connection: TlsConnection) -> Channel:
 def _peer_certificate(connection: TlsConnection) -> bytes:
     certificate = connection.getpeercert(binary_form=True)
     if not isinstance(certificate, bytes):
-        raise NotAuthenticated("the other side showed no certificate")
+        raise NotAuthenticated("the other side presented no certificate")
     return certificate

@@ -1,10 +1,10 @@
-"""Tokens for HTTP where there are no keys, made from the shared secret by whoever can read it.
+"""Tokens for HTTP in clusters without keys, made from the shared secret by programs that can read it.
 
-    request   one request of a program: `Authorization: Bearer TOKEN`; good once, for one method, host and path
-    browser   the query of a one-time address, which a browser changes for a session
+    request   one request of a program: `Authorization: Bearer TOKEN`; valid once, for one method, host and path
+    browser   the query of a one-time address, which a browser exchanges for a session
     session   a browser's cookie
 
-A token is `ISSUED.NONCE.MAC`. Its MAC covers its kind and its subject, so that no token is good for anything else.
+A token is `ISSUED.NONCE.MAC`. Its MAC covers its kind and its subject, so that it is valid for nothing else.
 """
 
 import base64
@@ -33,7 +33,7 @@ class TokenKind(Enum):
 
 
 def request_subject(host: str, method: str, path: str) -> str:
-    """What a request token is bound to; `host` as in the `Host` header, `path` with its query."""
+    """The subject of a request token; `host` as in the `Host` header, `path` with its query."""
     return f"{method} {host.lower()} {path}"
 
 
@@ -45,16 +45,16 @@ def make_token(secret: Secret, kind: TokenKind, subject: str, now: float) -> str
 
 
 class Tokens:
-    """Checks the tokens shown to one broker, and takes those for one use only once."""
+    """Checks the tokens of requests to one broker, and accepts one-time tokens only once."""
 
     def __init__(self, secret: Secret, now: float) -> None:
         self._secret, self._started = secret, now
-        self._used: dict[str, float] = {}  # nonce -> when its token ends; only who knows the secret adds to it
+        self._used: dict[str, float] = {}  # nonce -> when its token expires; only valid tokens are added
 
     def check(self, token: str, kind: TokenKind, subject: str, now: float) -> None:
-        """NotAuthenticated unless somebody who knows the secret made this token for this subject, a short while ago."""
-        if not token.isascii():  # a header may hold any bytes, and no token that was made here does
-            raise NotAuthenticated(f"the {kind.value} token is none: it holds other characters than ASCII")
+        """Raise NotAuthenticated unless this token was made for this subject with the secret, and has not expired."""
+        if not token.isascii():  # a header may hold any bytes; a token is ASCII
+            raise NotAuthenticated(f"the {kind.value} token is invalid: it has other characters than ASCII")
         issued, _, rest = token.partition(".")
         nonce, _, mac = rest.partition(".")
         expected = _mac(self._secret, kind, subject, issued, nonce)
@@ -67,7 +67,7 @@ class Tokens:
             self._use(nonce, now + kind.lifetime_s - age_s, age_s, now)
 
     def _use(self, nonce: str, ends: float, age_s: float, now: float) -> None:
-        # Which tokens an earlier incarnation of this broker took is not known: none of its time counts.
+        # The tokens that an earlier incarnation of this broker accepted are not known: no token of its time is valid.
         if now - age_s < self._started or nonce in self._used:
             raise NotAuthenticated("the token was used before, or is older than this broker's start: make a new one")
         self._used = {used: until for used, until in self._used.items() if until > now}

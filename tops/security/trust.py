@@ -1,7 +1,7 @@
-"""What a running node holds of the key material: its own key and certificate, and whom it believes.
+"""The key material of a running node: its own key and certificate, and what it needs to verify others.
 
-`Credentials` prove who we are; `Trust` says who others are, from the cluster's authority and its revocation list.
-`NodeKeys` are both, from one folder, and follow its files without a restart.
+`Credentials` prove this node's identity; `Trust` verifies the identities of others, with the cluster's authority and
+its revocation list. `NodeKeys` are both, from one folder, and follow its files without a restart.
 The authority's private key is never needed here: it stays where `tops keys` runs.
 """
 
@@ -30,7 +30,7 @@ def utc_now() -> datetime:
 
 
 def fingerprint(certificate_der: bytes) -> bytes:
-    """What two sides compare when they must mean the same certificate."""
+    """Identifies a certificate, for comparison by two sides."""
     return hashlib.sha256(certificate_der).digest()
 
 
@@ -48,7 +48,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(read_private(path), password=None)
     except (ValueError, TypeError):
-        # The parser's own words may quote the file, and the file is a secret.
+        # The parser's error may quote the file, which is secret.
         raise ConfigError(f"{path}: not an unencrypted PEM private key") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path}: the key is not an Ed25519 key")
@@ -61,7 +61,7 @@ class Credentials:
 
     folder: Path
     identity: Identity
-    not_after: datetime  # worth a metric: a node whose certificate ends is cut off
+    not_after: datetime  # exported as a metric: a node with an expired certificate is disconnected
     certificate_der: bytes = field(repr=False)
     _key: Ed25519PrivateKey = field(repr=False)
 
@@ -88,11 +88,11 @@ class Credentials:
         return self._key.sign(message)
 
     def check(self, trust: "Trust", now: datetime) -> None:
-        """Refuse at the start what every peer would refuse later: our own certificate, expired, revoked or foreign."""
+        """Raise ConfigError for a certificate that peers would reject: expired, revoked, or of another authority."""
         try:
             trust.verify(self.certificate_der, now)
         except NotAuthenticated as error:
-            raise ConfigError(f"{self.folder}: nobody would accept this node: {error}; issue a new one") from None
+            raise ConfigError(f"{self.folder}: every peer would reject this node: {error}; issue a new one") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Revocations:
 
 
 class Trust:
-    """Whom this node believes: everybody whom the authority has certified and not revoked, while it is valid."""
+    """Verifies certificates: those that the authority has issued and not revoked, while they are valid."""
 
     def __init__(self, authority_path: Path, revocations_path: Path) -> None:
         self.authority_path, self.revocations_path = authority_path, revocations_path
@@ -119,8 +119,8 @@ class Trust:
     def reload(self) -> bool:
         """Read the revocation list again; True if a newer one is now in force.
 
-        On an error the list that was in force stays so. An older list is an error: whoever could put one in place
-        would bring revoked certificates back to life.
+        On an error the current list stays in force. An older list is an error: with it, revoked certificates would be
+        valid again.
         """
         fresh = load_revocations(self.revocations_path, self.authority)
         if fresh.number < self.revocations.number:
@@ -133,7 +133,7 @@ class Trust:
         return changed
 
     def verify(self, certificate_der: bytes, now: datetime) -> Identity:
-        """The identity that the certificate proves, or `NotAuthenticated`; says nothing on who holds its key."""
+        """The identity in the certificate, or `NotAuthenticated`; it does not prove that the peer has the key."""
         try:
             certificate = x509.load_der_x509_certificate(certificate_der)
             certificate.verify_directly_issued_by(self.authority)
@@ -157,7 +157,7 @@ class Trust:
         return identity
 
     def verify_signature(self, certificate_der: bytes, signature: bytes, message: bytes) -> None:
-        """That the holder of the certificate's key signed `message`; the certificate itself is `verify`'s matter."""
+        """Raise NotAuthenticated unless the certificate's key has signed `message`; `verify` checks the certificate."""
         public_key = x509.load_der_x509_certificate(certificate_der).public_key()
         if not isinstance(public_key, Ed25519PublicKey):
             raise NotAuthenticated("the certificate is not one of a node")
@@ -168,7 +168,7 @@ class Trust:
 
 
 class NodeKeys:
-    """The keys of one running node; `reload` puts renewed ones and new revocations in force."""
+    """The keys of one running node; `reload` activates renewed keys and new revocations."""
 
     def __init__(self, credentials: Credentials, trust: Trust) -> None:
         self.credentials, self.trust = credentials, trust
@@ -181,10 +181,10 @@ class NodeKeys:
         return keys
 
     def reload(self) -> None:
-        """Read the folder again. Compare `trust.revocations` with what it was: live connections may have to end.
+        """Read the folder again. Compare `trust.revocations` with the former value: open connections may have to end.
 
-        On an error (ConfigError) the part that could not be read stays as it was. Connections that stand keep the
-        certificate that they were made with; new ones show the new one.
+        On an error (ConfigError) the part that could not be read stays as it was. Open connections keep the certificate
+        with which they were made; new ones use the new one.
         """
         self.trust.reload()
         fresh = Credentials.load(self.credentials.folder)
@@ -213,7 +213,7 @@ def cluster_of_authority(authority: x509.Certificate) -> str:
 
 
 def load_revocations(path: Path, authority: x509.Certificate) -> Revocations:
-    """Read and check a revocation list; a missing one is an error, so that nobody forgets to copy it."""
+    """Read and check a revocation list; a missing one is an error, so that it can't be missed by mistake."""
     try:
         crl = x509.load_pem_x509_crl(read_public(path))
         number = crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number

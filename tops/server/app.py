@@ -1,6 +1,6 @@
-"""A broker's HTTP side, on the same port as its links: health, metrics, and views that change nothing.
+"""A broker's HTTP side, on the same port as its links: health, metrics, and read-only views.
 
-Health and metrics can have a second listener, without TLS, that serves nothing else.
+Health and metrics can have a second listener without TLS, which serves nothing else.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tops.server.views import Views
 
 
 class BrokerPages:
-    """What one broker shows over HTTP."""
+    """The HTTP pages of one broker."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class BrokerPages:
         self._registry.register(collector)
 
     def health_routes(self, gate: Gate) -> Routes:
-        """Health, readiness and metrics alone."""
+        """Only health, readiness and metrics."""
         routes = gate.routes(HEALTH)
         self._add_health(routes)
         return routes
 
     def routes(self, gate: Gate, login: Handler | None) -> Routes:
-        """Everything; `login` is where a browser changes its one-time address for a session, without keys."""
+        """All routes; `login` exchanges a browser's one-time address for a session, in clusters without keys."""
         views, routes = self._views, gate.routes(BROKER)
         self._add_health(routes)
         routes.add("GET", "/link", self._connections.accept)

@@ -1,7 +1,7 @@
-"""The broker process: opens the journal, brings the machine back to where it was, listens, dials, and stops in order.
+"""The broker process: opens the journal, recovers the machine, listens, dials, and stops in order.
 
-Nothing is said to anybody before the new incarnation is on disk. When the journal fails, or holds something that was
-not written, the broker stops and says so: `wait` raises.
+No message is sent before the new incarnation is on disk. When the journal fails, or contains something that was not
+written, the broker stops: `wait` raises.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ from tops.server.metrics import NodeCollector, PolicyOf
 from tops.server.retention import Retainer
 
 WATCH_S = 0.05
-PREALLOCATE_BYTES = 2**20  # by which the journal's files grow
-SEGMENTS_KEPT = 16  # the journal's size is cut in this many parts, which are dropped one by one
+PREALLOCATE_BYTES = 2**20  # by which the journal's files are extended
+SEGMENTS_KEPT = 16  # the number of segments of a journal of the configured size; they are truncated one by one
 
 log = logging.getLogger("tops.broker")
 
@@ -69,7 +69,7 @@ class Broker:
         self._policy_of = policy_of or (lambda _: "")
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[web.AppRunner] = []
-        self._open = AsyncExitStack()  # what was opened so far, and how to close it, the last one first
+        self._open = AsyncExitStack()  # closes what was opened so far, the last one first
         self._failed: asyncio.Future[None] | None = None
         self._keys_problem = ""  # why the files of its keys can't be used
         self.ready = False
@@ -107,7 +107,7 @@ class Broker:
         return self.table.url
 
     async def start(self) -> None:
-        """Recover and begin to serve; raises TopsError, with nothing left open, when it can't."""
+        """Recover and begin to serve; raises TopsError, with nothing left open, if that fails."""
         self._failed = asyncio.get_running_loop().create_future()
         try:
             await self._start()
@@ -124,7 +124,7 @@ class Broker:
         self._open.callback(audit.close)
         self._report_recovery(store)
         types = store.scan()
-        # Not only from the journal: one that was restored from a backup has forgotten the last ones.
+        # Not only from the journal: a journal that was restored from a backup lacks the last ones.
         incarnation = max(store.incarnation + 1, new_incarnation())
         topology = config.topology()
         own = self._identity(incarnation)
@@ -150,7 +150,7 @@ class Broker:
         self.ages = LogAges(core.rendezvous.logs)
         self.node.act(core.recovered(asyncio.get_running_loop().time()))
         self.connections = Connections(self.node, own, config.permissions())
-        # Connections end before the servers that accepted them: else each server waits for its own ones to end.
+        # Connections end before the servers that accepted them, which would wait for them otherwise.
         self._open.push_async_callback(self._close_servers)
         self._open.push_async_callback(self.connections.close, f"broker {table.name} stops")
         await self._listen(own)
@@ -188,7 +188,7 @@ class Broker:
         if table.health_listen is not None:
             names = Names([table.health_listen], hosts=table.hosts)
             gate = Gate(names, permissions, (), self.connections.rejected)
-            # A budget of its own: strangers there must not keep links out.
+            # A budget of its own: unauthenticated clients there must not lock links out.
             await self._serve(pages.health_routes(gate), table.health_listen, connection_budget(table.limits), None)
 
     def _tls_rejected(self, reason: str) -> None:
@@ -215,7 +215,7 @@ class Broker:
         fields = {"node": self.table.name, "records": found.records, "bytes": found.bytes}
         if found.torn_bytes:
             log.warning(
-                "the journal ended in a write that a crash cut short; it was never acknowledged and is cut off",
+                "the journal ended in a write that a crash interrupted; it was never acknowledged and is cut off",
                 extra={**fields, "torn_bytes": found.torn_bytes, "file": found.torn_file, "at": found.torn_offset},
             )
         else:
@@ -234,7 +234,7 @@ class Broker:
             self.reload_keys()
 
     def reload_keys(self) -> None:
-        """Look at once for renewed keys and revocations; a problem is an alarm, once, and the old ones stay."""
+        """Read renewed keys and revocations now; a problem is an alarm, once, and the old ones stay in use."""
         problem, self._keys_problem = self._keys_problem, ""
         try:
             self.connections.revoke()
@@ -253,16 +253,16 @@ class Broker:
             self._failed.set_exception(failure)
 
     async def wait(self) -> None:
-        """Serve until the broker can't go on; raises what stopped it."""
+        """Serve until the broker fails; raises the cause."""
         assert self._failed is not None, "the broker was not started"
         await self._failed
 
     async def stop(self) -> None:
-        """Close connections, then the journal: what was acknowledged is on disk already."""
+        """Close connections, then the journal. What was acknowledged is on disk already."""
         self.ready = False
         await self._open.aclose()
         if self._failed is not None and self._failed.done() and not self._failed.cancelled():
-            self._failed.exception()  # else asyncio would report at its end that no one has looked at it
+            self._failed.exception()  # retrieved here, or asyncio would report it as never retrieved
 
     async def _cancel_tasks(self) -> None:
         for task in self._tasks:

@@ -1,7 +1,7 @@
-"""How a broker's links get their connections: accepting sites and brokers, and dialling other brokers.
+"""The connections of a broker's links: accepting sites and brokers, and dialling other brokers.
 
-Of two neighbouring brokers the one whose name comes first dials. A connection that breaks is dialled again, with a
-pause that grows and is never the same on two sides.
+Of two neighbouring brokers the one whose name sorts first dials. A broken connection is dialled again, with a growing
+and randomised pause.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Connections:
         return socket
 
     def _admit(self, request: web.Request, peer: Peer) -> None:
-        """Its connection counts against the quota of its identity. Brokers have none: the file names them all."""
+        """Count a connection against the quota of its identity. Brokers have no quota: the configuration names them."""
         accountable = peer.principal or peer.identity
         admit(request, "" if accountable.kind is Kind.BROKER else accountable.name)
 
@@ -98,7 +98,7 @@ class Connections:
         brokers = self.node.core.topology.brokers
         if peer.identity.kind is not Kind.BROKER:
             if name in brokers:
-                raise NotAuthenticated(f"{name!r} is the name of a broker: give the site another")
+                raise NotAuthenticated(f"{name!r} is the name of a broker: give the site another name")
             self._check_incarnation(peer)
             self._check_represents(peer)
             guard = Guard(
@@ -113,19 +113,19 @@ class Connections:
             raise NotAuthenticated(f"broker {name!r} has no link to {self.node.name!r} in the configuration")
         known = self.node.links.get(name)
         if known is not None and known.incarnation > peer.incarnation:
-            raise NotAuthenticated(f"a newer life of {name!r} is connected: this one is over")
+            raise NotAuthenticated(f"a newer incarnation of {name!r} is connected: this one has ended")
         stamped = self.node.core.edge.sites.get(name)
         if stamped is not None and stamped.incarnation == peer.incarnation and stamped.sender != peer.sender:
             # Messages of the session may be under way with the former stamp.
             raise NotAuthenticated(f"this incarnation of {name!r} began with another role, or for another identity")
         if known is not None and known.connected:
-            known.close("another connection took over")
+            known.close("a newer connection replaced this one")
             await known.released()
         await self._serve(socket, peer, guard, accepting=True)
 
     def _check_represents(self, peer: Peer) -> None:
-        """Only a service acts for another identity. Without keys every name is believed of whoever knows the secret,
-        and so is this one."""
+        """Raise PermissionDenied unless the peer is a service, or names are trusted: without keys every peer that knows
+        the secret may use any name."""
         principal = peer.principal
         if principal is None or self.own.trust is None or self.permissions.has_any(peer.identity, Verb.REPRESENT):
             return
@@ -137,12 +137,12 @@ class Connections:
         )
 
     def _check_incarnation(self, peer: Peer) -> None:
-        """Incarnations come from the clock. One far ahead of ours would make every later one of its owner look old."""
+        """Incarnations come from the clock. One that is far ahead would make every later one of its owner look old."""
         ahead_s = (peer.incarnation - new_incarnation()) / INCARNATIONS_PER_S
         if ahead_s > self.node.limits.clock_ahead_s:
             raise NotAuthenticated(
                 f"the incarnation of {peer.node!r} is {ahead_s:.0f} s ahead of the clock of this broker, which accepts "
-                f"{self.node.limits.clock_ahead_s:g} s: set the clocks right, or raise clock_ahead_s"
+                f"{self.node.limits.clock_ahead_s:g} s: correct the clocks, or increase clock_ahead_s"
             )
 
     async def _serve(self, socket: Socket, peer: Peer, guard: Guard | None, *, accepting: bool) -> None:
@@ -152,7 +152,7 @@ class Connections:
         self._check_trusted(socket)  # a revocation that came during the handshake did not find this socket yet
         link = node.link_for(peer, guard, ours, theirs, ours.proposal if accepting else theirs.proposal)
         if link.connected:
-            raise ProtocolError("another connection took over")
+            raise ProtocolError("a newer connection replaced this one")
         self.sockets[socket] = link
         if (expiry := self.own.peer_expiry(socket)) is not None:
             self._expiries[socket] = expiry
@@ -169,8 +169,8 @@ class Connections:
             node.disconnected(link)
 
     def rejected(self, who: str, act: str, reason: str) -> None:
-        """Count and audit a connection or request that was rejected; the log shows what the audit log's limit lets
-        through, so that neither can be flooded."""
+        """Count and audit a rejected connection or request. The log contains only what the audit log's limit admits, so
+        that neither can be flooded."""
         self.node.counters["rejected"] += 1
         audit = self.node.audit
         if audit is None or audit.denied(time.time(), who=who, act=act, detail=reason):
@@ -184,7 +184,7 @@ class Connections:
     # ------------------------------------------------------------------------------------------------------- dialling
 
     def dial(self, urls: dict[NodeId, str]) -> None:
-        """Keep a connection to every neighbour that it is our part to dial."""
+        """Keep a connection to every neighbour that this broker has to dial."""
         self._session = client_session()
         for neighbour in self.node.core.topology.neighbours[self.node.name]:
             if self.node.name < neighbour:
@@ -212,12 +212,12 @@ class Connections:
     # ------------------------------------------------------------------------------------------------------ the rest
 
     def revoke(self) -> None:
-        """Use renewed keys and a newer revocation list, if there are any, and close the connections whose certificates
-        have been revoked or have expired."""
+        """Use renewed keys and a newer revocation list, if any, and close connections whose certificates are revoked or
+        have expired."""
         try:
             self.own.reload()
         finally:
-            self._enforce()  # also if a certificate that can't be used lies beside the list
+            self._enforce()  # also if the certificate beside the list can't be used
 
     def _enforce(self) -> None:
         trust = self.own.trust
@@ -252,7 +252,7 @@ class Connections:
 
 
 def connection_budget(limits: Limits) -> ConnectionBudget:
-    """How many connections of one listener may be without an identity, and for how long."""
+    """How many connections of one listener may be unauthenticated, and for how long."""
     return ConnectionBudget(
         per_address=limits.waiting_per_address,
         total=max(1024, 4 * limits.waiting_per_address),

@@ -1,8 +1,8 @@
-"""Accepts the connections of one listener. Each counts against the budget from the moment it is accepted, and gives its
-place back when it has proved an identity or is closed; what takes longer than the budget allows is cut off, and what
-says nothing makes room for others when places run out. From then on it counts against the quota of its identity.
+"""Accepts the connections of one listener. Each counts against the budget from the moment it is accepted, until it has
+authenticated or is closed. One that takes longer than the budget allows is closed, and silent ones are displaced when
+there are too many. After authentication it counts against the quota of its identity.
 
-The library's own listener has no such limits: a silent stranger keeps a connection for as long as it likes.
+The library's own listener has no such limits: a silent client could keep a connection without end.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tops.model.errors import LimitExceeded
 from tops.security import ConnectionBudget, Ticket
 
 BACKLOG = 1024
-ACCEPT_AGAIN_S = 0.5  # after the system had no descriptor or memory left for one more
+ACCEPT_AGAIN_S = 0.5  # after the system had no descriptor or memory for one more
 
 log = logging.getLogger("tops.broker")
 
@@ -37,24 +37,25 @@ class Connection(RequestHandler):
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, **server._kwargs)
         self._budget, self.ticket = budget, ticket
-        self._identity = ""  # the one whose quota it counts against
+        self._identity = ""  # whose quota it counts against
         self._deadline = loop.call_later(budget.wait_s, self.cut_off)
 
     def identified(self, identity: str) -> None:
-        """It has proved an identity, and counts as its connection until it is gone. LimitExceeded: it has too many."""
+        """The connection is authenticated, and counts for its identity until it is closed. LimitExceeded if the
+        identity has too many."""
         if identity and not self._identity:
             self._budget.identify(identity)
             self._identity = identity
         self.admitted()
 
     def admitted(self) -> None:
-        """It waits for authentication no longer, one way or the other; the second time does nothing."""
+        """The connection no longer waits for authentication, whatever the result; a repeated call does nothing."""
         self._deadline.cancel()
         self._budget.release(self.ticket)
 
     def cut_off(self) -> None:
-        """It has used up its time, or another one gets its place."""
-        if self.transport is not None:  # else it is in the TLS handshake, which its listener ends
+        """Close it: its time is over, or another connection displaces it."""
+        if self.transport is not None:  # otherwise it is in the TLS handshake, which its listener ends
             self.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -66,13 +67,13 @@ class Connection(RequestHandler):
 
 
 def admit(request: web.Request, identity: str) -> None:
-    """The connection of this request has proved an identity (empty: one without a quota), see `identified`."""
+    """The connection of this request is authenticated (empty: an identity without a quota), see `identified`."""
     if isinstance(request.protocol, Connection):
         request.protocol.identified(identity)
 
 
 def admit_identified(rejected: Report) -> Middleware:
-    """Behind a gate: a request of a known identity admits its connection. Others are served, and do not keep it."""
+    """Behind a gate: a request of a known identity admits its connection. Other requests are served without that."""
 
     @web.middleware
     async def admitting(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -107,15 +108,15 @@ class BoundedSite(web.BaseSite):
         self._address, self._budget, self._rejected = address, budget, rejected
         self._sockets: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._arriving: dict[int, asyncio.Task[None]] = {}  # by the number of its ticket: until its TLS stands
-        self._waiting: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by the number of its ticket
+        self._arriving: dict[int, asyncio.Task[None]] = {}  # by ticket number, during the TLS handshake
+        self._waiting: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by ticket number
 
     @property
     def name(self) -> str:
         return f"{self._address[0]}:{self._address[1]}"
 
     async def start(self) -> None:
-        """Raises OSError, with nothing left open, when it can't listen."""
+        """Raises OSError, with nothing left open, if it can't listen."""
         await super().start()
         host, port = self._address
         loop = asyncio.get_running_loop()
@@ -145,13 +146,13 @@ class BoundedSite(web.BaseSite):
             try:
                 accepted, address = await loop.sock_accept(listening)
             except ConnectionAbortedError:
-                continue  # gone before it was accepted
+                continue  # closed before it was accepted
             except OSError as error:
                 log.error("no connection can be accepted", extra={"listen": self.name, "reason": str(error)})
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
             self._arrived(accepted, address[0])
-            await asyncio.sleep(0)  # a flood of connections leaves the loop to others
+            await asyncio.sleep(0)  # many connections at once must not block the event loop
 
     def _arrived(self, accepted: socket.socket, host: str) -> None:
         try:
@@ -166,12 +167,12 @@ class BoundedSite(web.BaseSite):
         arriving.add_done_callback(lambda _: self._arriving.pop(ticket.number))
 
     def _cut_off(self, number: int) -> None:
-        """A connection that has said nothing for long leaves its place to another one."""
+        """Close a silent connection, which another one displaces."""
         if (arriving := self._arriving.get(number)) is not None:
             arriving.cancel()
         if (connection := self._waiting.get(number)) is not None:
             connection.cut_off()
-            reason = "it did not authenticate, and another connection needed its place"
+            reason = "it did not authenticate, and another connection needed its slot"
             self._rejected(connection.ticket.network, "connect", reason)
 
     async def _open(self, accepted: socket.socket, ticket: Ticket) -> None:
@@ -182,7 +183,7 @@ class BoundedSite(web.BaseSite):
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(lambda: connection, accepted, **options)
-        except (OSError, asyncio.CancelledError) as error:  # no TLS, or not in time; rejections were reported
+        except (OSError, asyncio.CancelledError) as error:  # no TLS, or too late; rejections were reported
             connection.admitted()
             accepted.close()
             if isinstance(error, asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""For how long an index has been the last one of a log: what tells a follower's lag in seconds from its position.
+"""For how long an index has been the last one of a log: this gives a follower's lag in seconds from its position.
 
 Marks are at least a second apart, and their number is bounded: a lag is exact to a second, and one that is longer than
 the marks reach back is reported as at least that long.
@@ -17,14 +17,14 @@ MARKS_MAX: Final = 3600
 
 
 class LogAges:
-    """When the logs of one broker have reached which index."""
+    """When the logs of one broker reached their indexes."""
 
     def __init__(self, logs: Mapping[str, EventLog]) -> None:
         self._logs = logs
         self._marks: dict[str, deque[tuple[int, float]]] = {}  # by log: its last index, and since when
 
     def look(self, now: float) -> None:
-        """To be called at least as often as marks are set."""
+        """Set marks; to be called at least once a second."""
         for name, log in self._logs.items():
             marks = self._marks.setdefault(name, deque(maxlen=MARKS_MAX))
             index = log.decided_upto

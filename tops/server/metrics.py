@@ -18,8 +18,8 @@ from tops.server.retention import JournalSpace, Retainer
 COUNTERS: Final = {
     "rejected": ("tops_rejected_messages", "Number of messages of sites that were rejected."),
     "over_quota": ("tops_over_quota", "Number of messages that were rejected because of a quota."),
-    "sender_mismatches": ("tops_sender_mismatches", "Number of messages that spoke for another member."),
-    "dropped": ("tops_dropped_messages", "Number of messages dropped because their receiver was gone."),
+    "sender_mismatches": ("tops_sender_mismatches", "Number of messages whose content did not fit their sender."),
+    "dropped": ("tops_dropped_messages", "Number of messages dropped because their receiver was disconnected."),
     "slow_readers": ("tops_slow_readers", "Number of sites disconnected because they read too slowly."),
     "followers_dropped": ("tops_followers_dropped", "Number of durable subscriptions dropped for their size."),
     "alarms": ("tops_alarms", "Number of alarms."),
@@ -106,7 +106,9 @@ class NodeCollector:
         last = GaugeMetricFamily("tops_log_last_index", "Last index of each log.", labels=["event_type"])
         labels = ["event_type", "name"]
         entries = GaugeMetricFamily(
-            "tops_subscription_lag_entries", "Number of entries that a durable subscriber has not taken.", labels=labels
+            "tops_subscription_lag_entries",
+            "Number of entries that a durable subscriber has not acknowledged.",
+            labels=labels,
         )
         seconds = GaugeMetricFamily(
             "tops_subscription_lag_seconds",

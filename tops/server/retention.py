@@ -1,8 +1,8 @@
-"""How much of the logs a broker keeps: what every durable subscriber has taken may go, by age or for want of room.
+"""How much of the logs a broker retains: what all durable subscribers have acknowledged may be truncated.
 
-What a subscriber has not taken is kept for it; when that fills the journal, the broker warns or refuses new durable
-events, as configured. A subscriber that holds too much of the journal is dropped, unless it is a replica. Before old
-segments go, everything else that the broker must not forget is written again.
+Entries that a subscriber has not acknowledged are retained for it; when that fills the journal, the broker warns or
+rejects new durable events, as configured. A subscriber for which too much of the journal is retained is dropped, unless
+it is a replica. Before old segments are deleted, all other state that they contain is written again (a checkpoint).
 """
 
 import time
@@ -35,30 +35,30 @@ from tops.protocol.records import (
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.config import Retention
 
-LOOK_EVERY_S = 2.0
+CHECK_EVERY_S = 2.0
 
 
 class JournalSpace(Enum):
     ENOUGH = "enough"
-    FULL = "full"  # over the size, and durable subscribers still need what is there
+    FULL = "full"  # over the size, and durable subscribers still need the entries
 
 
 class Retainer:
-    """Drops what nobody needs any more, a few times a minute."""
+    """Truncates the journal regularly."""
 
     def __init__(self, node: BrokerNode, retention: Retention) -> None:
         self.node, self.retention = node, retention
         self.space = JournalSpace.ENOUGH
         self.dropped_segments = 0
-        self._marks: deque[tuple[float, int]] = deque()  # what the journal's end was at what time
-        self._looked_at = 0.0
+        self._marks: deque[tuple[float, int]] = deque()  # time -> end of the journal
+        self._checked_at = 0.0
 
     def recovered(self) -> None:
-        """Tell the logs from where on they are kept."""
+        """After recovery: set from where on the logs are retained."""
         self._keep_from(self.node.store.journal.first_sequence)
 
     def _keep_from(self, sequence: int) -> None:
-        """What lies before this record of the journal is gone, or is about to go."""
+        """Records of the journal before this one are deleted, or about to be deleted: truncate the logs accordingly."""
         for name, log in self.node.core.rendezvous.logs.items():
             index = self.node.store.indexes.get(name)
             first = log.last_number + 1
@@ -70,24 +70,26 @@ class Retainer:
 
     async def step(self) -> None:
         now = time.time()
-        if now - self._looked_at < LOOK_EVERY_S:
+        if now - self._checked_at < CHECK_EVERY_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         journal = self.node.store.journal
         if self.retention.age is not None:
             self._marks.append((now, journal.next_sequence))
         self._drop_followers()
         keep_from = self._needed_from()
-        needed = keep_from < journal.durable_sequence  # by somebody; else only the last segment is in the way
+        needed = (
+            keep_from < journal.durable_sequence
+        )  # by a subscriber; otherwise only the last segment prevents truncation
         over = journal.size_bytes > self.retention.size
         if not over:
             keep_from = min(keep_from, self._younger_from(now))
         dropped = await self._drop(keep_from)
-        self._judge(over and needed and not dropped and journal.size_bytes > self.retention.size)
+        self._set_full(over and needed and not dropped and journal.size_bytes > self.retention.size)
 
-    def _judge(self, full: bool) -> None:
+    def _set_full(self, full: bool) -> None:
         if full and self.space is JournalSpace.ENOUGH:
-            behind = ", ".join(sorted(self._behind())) or "nobody in particular"
+            behind = ", ".join(sorted(self._behind())) or "none is behind"
             self.node.alarm(
                 "journal-full",
                 f"the journal is over {self.retention.size} bytes and durable subscribers still need it: {behind}",
@@ -102,7 +104,7 @@ class Retainer:
                     yield f"{feed.key} at {feed.position} of {log.last_number} in {log.event_type}"
 
     def _drop_followers(self) -> None:
-        """Those for whom more of the journal is kept than one follower may hold."""
+        """Drop followers for which more of the journal is retained than the limit for one follower."""
         node, most = self.node, self.retention.follower_bytes
         if node.store.journal.size_bytes <= most:
             return
@@ -119,18 +121,18 @@ class Retainer:
                 node.follower_dropped(feed, log.last_number, most)
 
     def _needed_from(self) -> int:
-        """The first record of the journal that some durable subscriber has not taken."""
+        """The first record of the journal that a durable subscriber has not acknowledged."""
         store = self.node.store
         needed = store.journal.durable_sequence
         for name, log in self.node.core.rendezvous.logs.items():
             index = store.indexes.get(name)
-            place = index.place(min(log.retain_from(), log.decided_upto + 1)) if index is not None else None
-            if place is not None:
-                needed = min(needed, place)
+            sequence = index.sequence_of(min(log.retain_from(), log.decided_upto + 1)) if index is not None else None
+            if sequence is not None:
+                needed = min(needed, sequence)
         return needed
 
     def _younger_from(self, now: float) -> int:
-        """The first record that is younger than the age; 0, everything is kept, when no age is set."""
+        """The first record that is younger than the age; 0 (everything is retained) if no age is set."""
         if self.retention.age is None:
             return 0
         young = 0
@@ -141,14 +143,17 @@ class Retainer:
         return young
 
     async def _drop(self, keep_from: int) -> int:
-        """Write again what must outlive the drop, make it durable, then drop whole segments."""
+        """Write a checkpoint, make it durable, then delete whole segments. In the other order a crash in between would
+        lose state."""
         store = self.node.store
         kept_from = store.journal.kept_from(keep_from)
         if kept_from == store.journal.first_sequence:
             return 0  # a checkpoint would only make the journal longer
         for record in self._state():
             store.append(record)
-        self._keep_from(kept_from)  # before anything is waited for: nobody must begin at what goes in a moment
+        self._keep_from(
+            kept_from
+        )  # before the first await: no reader may start at an entry that is about to be deleted
         for log in self.node.core.rendezvous.logs.values():
             store.append(_cut(log))
         await store.journal.sync()
@@ -157,7 +162,8 @@ class Retainer:
         return dropped
 
     def _state(self) -> Iterator[AnyRecord]:
-        """Everything but the logs' entries, and each log's last one: numbers must never be given twice."""
+        """The records of a checkpoint: everything except the logs' entries, and each log's last entry, so that no index
+        is assigned twice."""
         core = self.node.core
         rendezvous = core.rendezvous
         yield Started(incarnation=core.incarnation, protocol=PROTOCOL)
@@ -204,10 +210,10 @@ def _last_entry(log: EventLog) -> Iterator[LogAppended]:
 
 
 def _history(log: EventLog) -> Iterator[AnyRecord]:
-    """How the log's history began, if not with the log, and what stands in its way."""
+    """The beginning of the log's history, if it did not begin with the log, and what restricts the log."""
     name = log.event_type
     if log.began_in:
-        # Where it began is behind the cut: of what replicas alone know the range is enough.
+        # The history's first index is truncated: only the range of numbers that only replicas have is needed.
         point = LogPoint(log.chain.history, log.missing.stop - 1, log.chain.at(log.missing.stop - 1) or "")
         yield HistoryBegun(event_type=name, point=point, end=log.missing.start - 1, incarnation=log.began_in)
     if log.stale is not None:

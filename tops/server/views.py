@@ -1,4 +1,4 @@
-"""What a broker shows of itself: topology, subscriptions, transactions, journal; plain values, nothing is changed."""
+"""A broker's views for HTTP: topology, subscriptions, transactions, journal; plain values, read only."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +18,10 @@ class Views:
         self.node, self.retainer = node, retainer
 
     def unready(self, started: bool) -> list[str]:
-        """What is still missing for this broker to do its part; links to others are reported, not waited for."""
+        """What is missing until this broker is ready; links to other brokers are reported and not required."""
         lacking = [] if started else ["recovery"]
         if self.retainer.space is JournalSpace.FULL and self.node.rejecting:
-            lacking.append("room in the journal")
+            lacking.append("space in the journal")
         return lacking
 
     def topology(self, *, whole: bool) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Views:
         }
 
     def transactions(self) -> list[dict[str, Any]]:
-        """Those that this broker coordinates, those in doubt first."""
+        """The transactions that this broker coordinates, those in doubt first."""
         return sorted(self._transactions(), key=lambda t: (not t["in_doubt"], t["tx"]))
 
     def _transactions(self) -> Iterator[dict[str, Any]]:
@@ -121,7 +121,7 @@ class Views:
         if tx in outcomes.aborted:
             return {"tx": tx, "state": "aborted", "reason": sentence(outcomes.aborted[TxId(tx)]), "in_doubt": False}
         if tx in outcomes.rejected:
-            return {"tx": tx, "state": "aborted", "reason": "refused", "in_doubt": False}
+            return {"tx": tx, "state": "aborted", "reason": "rejected", "in_doubt": False}
         raise UnknownTransaction(tx)
 
     def journal(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Views:
             "fsyncs": done.fsyncs,
             "recovered_records": found.records,
             "torn_bytes": found.torn_bytes,
-            "room": self.retainer.space.value,
+            "space": self.retainer.space.value,
             "logs": [
                 {"event_type": name, "oldest": log.oldest, "last": log.last_number, "decided": log.decided_upto}
                 for name, log in sorted(self.node.core.rendezvous.logs.items())

@@ -1,7 +1,7 @@
-"""One small function per promise. Each looks at databases and at what applications saw and were told.
+"""One small function per guarantee. Each compares databases with what applications observed.
 
-The journals of the brokers are consulted for one thing only: which decision was taken, since that is what a decision
-is. A checker returns the violations that it found, in words.
+The journals of the brokers are read only for the decisions, which are defined by the journals. A checker returns the
+violations that it found, as texts.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,13 +20,13 @@ from tops.sim.site_app import SimSubscription
 from tops.sim.workload import DEFINITIONS
 from tops.sim.world import World
 
-ENDS_LOST_MAX = 30  # a crash may take the news of a transaction's end with it
+ENDS_LOST_MAX = 30  # a crash may lose the message with a transaction's outcome
 
 Checker = Callable[[World], list[str]]
 
 
 class Decision(msgspec.Struct):
-    """A commit decision as some broker's journal holds it."""
+    """A commit decision in a broker's journal."""
 
     epoch: EpochId | None
     committing: frozenset[str]
@@ -53,7 +53,7 @@ def decisions(world: World) -> dict[TxId, list[Decision]]:
 
 
 def committed_at(world: World) -> dict[TxId, dict[NodeId, tuple[str, ...]]]:
-    """Distributed transactions as participants really hold them: site -> marks in order. Early commits count too."""
+    """Distributed transactions in the participants' databases: site -> marks in order. Early commits count, too."""
     found: dict[TxId, dict[NodeId, tuple[str, ...]]] = {}
     for name, s in subscriptions(world):
         if isinstance(s.database, CallbackDatabase):
@@ -67,7 +67,7 @@ def committed_at(world: World) -> dict[TxId, dict[NodeId, tuple[str, ...]]]:
 
 
 def check_nothing_was_broken(world: World) -> list[str]:
-    """No participant was asked for what no correct machine asks for (commit twice, compensate twice, skip a number)."""
+    """No participant got a call that no correct machine makes (commit twice, compensate twice, skip a number)."""
     return list(world.history.broken)
 
 
@@ -81,32 +81,32 @@ def check_decided_once(world: World) -> list[str]:
 
 
 def check_no_commit_without_decision(world: World) -> list[str]:
-    """None commits what the coordinator did not decide to commit (decision stability, no ghost commit)."""
+    """No participant commits what the coordinator did not decide to commit (decision stability, no ghost commit)."""
     decided = decisions(world)
     return [
-        f"{sorted(sites)} committed {tx}, which nobody decided to commit"
+        f"{sorted(sites)} committed {tx} without a decision to commit"
         for tx, sites in committed_at(world).items()
         if tx not in decided
     ]
 
 
-def check_answers_were_true(world: World) -> list[str]:
-    """What publishers were told is what happened, whenever they were told it."""
+def check_responses_were_true(world: World) -> list[str]:
+    """The outcomes that publishers got are the true ones, at any time."""
     decided, found = decisions(world), []
     locals_of = _local_commits(world)
     for tx, outcomes in world.history.outcomes.items():
         if {"committed", "aborted"} <= outcomes:
-            found.append(f"{tx}: one was told committed, another aborted")
+            found.append(f"{tx}: one publisher got committed, another aborted")
         known = world.history.transactions.get(tx)
         if known is None:
             continue
         distributed = known.spec.tx_type is TxType.DISTRIBUTED
         if "committed" in outcomes and distributed and tx not in decided:
-            found.append(f"{tx}: told committed, and no decision to commit is on any disk")
+            found.append(f"{tx}: the outcome was committed, and no decision to commit is on any disk")
         if "aborted" in outcomes and tx in decided:
-            found.append(f"{tx}: told aborted, and a decision to commit is on disk")
+            found.append(f"{tx}: the outcome was aborted, and a decision to commit is on disk")
         if "aborted" in outcomes and not distributed and locals_of.get(tx):
-            found.append(f"{tx}: told aborted, and {sorted(locals_of[tx])} committed it")
+            found.append(f"{tx}: the outcome was aborted, and {sorted(locals_of[tx])} committed it")
     return found
 
 
@@ -123,13 +123,13 @@ def check_complete(world: World) -> list[str]:
             own = tuple(m for m in applied if known is None or m in known.marks)
             if known is not None and own != tuple(known.marks)[: len(own)]:
                 found.append(f"{tx}: {site} applied {applied}, published was {known.marks}")
-            if known is not None and known.told == "committed" and len(own) < len(known.marks):
+            if known is not None and known.outcome == "committed" and len(own) < len(known.marks):
                 found.append(f"{tx}: {site} applied {applied} of {known.marks}")
     return found
 
 
 def check_constraints_held(world: World) -> list[str]:
-    """The constraints hold among those that the decision lets commit."""
+    """The constraints hold for the committing set of each decision."""
     found = []
     for tx, taken in decisions(world).items():
         known = world.history.transactions.get(tx)
@@ -144,8 +144,8 @@ def check_constraints_held(world: World) -> list[str]:
     return found
 
 
-def check_nobody_left_out(world: World) -> list[str]:
-    """Without participant constraints whoever joined commits, or nobody does."""
+def check_every_participant_commits(world: World) -> list[str]:
+    """Without participant constraints all participants that joined commit, or none does."""
     found = []
     for tx in decisions(world):
         known = world.history.transactions.get(tx)
@@ -155,23 +155,23 @@ def check_nobody_left_out(world: World) -> list[str]:
         left_out = world.history.prepared_work.get(tx, set()) - committed
         if left_out:
             names = sorted(f"{site}/{number}" for site, number in left_out)
-            found.append(f"{tx}: {names} promised and did not commit")
+            found.append(f"{tx}: {names} prepared and did not commit")
     return found
 
 
 def check_scope_none_saw_nothing(world: World) -> list[str]:
-    """A site that chose nothing sees no event of the transaction in that life."""
+    """A site that chose the scope none gets no event of the transaction in that incarnation."""
     found = []
     for (tx, site, subscription, incarnation), scope in world.history.scopes.items():
         if scope is Scope.NONE:
             seen = [mark for t, mark in world.history.seen.get((site, subscription, incarnation), []) if t == tx]
             if seen:
-                found.append(f"{site} chose none of {tx} and saw {seen}")
+                found.append(f"{site} chose none of {tx} and got {seen}")
     return found
 
 
 def check_locals_are_independent(world: World) -> list[str]:
-    """A local subscriber is never undone because the distributed part failed, unless it was meant to follow."""
+    """A local subscriber is never undone because the distributed part failed, unless it follows that part."""
     found = []
     for tx, site, rejection in world.history.local_aborts:
         known = world.history.transactions.get(tx)
@@ -182,7 +182,7 @@ def check_locals_are_independent(world: World) -> list[str]:
 
 
 def check_compensation(world: World) -> list[str]:
-    """What was undone was undone in reverse order and is not there any more."""
+    """Compensation was in reverse order, and what it undid is no longer committed."""
     found = []
     for name, s in subscriptions(world):
         if not isinstance(s.database, CallbackDatabase):
@@ -198,7 +198,7 @@ def check_compensation(world: World) -> list[str]:
 
 
 def check_replicas_agree(world: World) -> list[str]:
-    """All replicas hold the same at equal positions, and each is a prefix of the log."""
+    """All replicas hold the same data at equal positions, and each is a prefix of the log."""
     found = []
     reference: dict[int, tuple[NodeId, str]] = {}
     for name, s in subscriptions(world):
@@ -212,20 +212,20 @@ def check_replicas_agree(world: World) -> list[str]:
 
 
 def check_acknowledged_is_logged(world: World) -> list[str]:
-    """On a durable type, what was told committed stands in the log, and what was told aborted does not."""
+    """On a durable type, transactions with the outcome committed are in the log, and aborted ones are not."""
     logged = {t.tx for name in ("set", "log") for entry in _log(world, name).values() for t in entry.transactions}
     found = []
     for tx, known in world.history.transactions.items():
         outcomes = world.history.outcomes.get(tx, set())
         if known.spec.event_type in ("set", "log"):
             if "committed" in outcomes and tx not in logged:
-                found.append(f"{tx}: told committed, and it is not in the log")
+                found.append(f"{tx}: the outcome was committed, and it is not in the log")
             if "aborted" in outcomes and tx in logged:
-                found.append(f"{tx}: told aborted, and it is in the log")
+                found.append(f"{tx}: the outcome was aborted, and it is in the log")
     return found
 
 
-def check_only_what_was_asked_for(world: World) -> list[str]:
+def check_only_matching_events(world: World) -> list[str]:
     """An ordinary event reaches only subscriptions of its type, or an ancestor's, whose filter it matches."""
     found = []
     for (site, number, _), seen in world.history.seen.items():
@@ -234,10 +234,10 @@ def check_only_what_was_asked_for(world: World) -> list[str]:
         for tx, mark in () if subscription.own else seen:
             event = world.history.events.get(mark)
             if event is None:
-                continue  # not one that anybody published
+                continue  # not a published event
             lineage = [d.name for d in DEFINITIONS.get(event.type, ())] or [event.type]
             if tx is None and (wish.definitions[-1].name not in lineage or not wish.filter.matches(event.body)):
-                found.append(f"{site} saw {mark} of {event.type} under its subscription {number}")
+                found.append(f"{site} got {mark} of {event.type} under its subscription {number}")
     return found
 
 
@@ -254,7 +254,7 @@ def check_scopes_were_honoured(world: World) -> list[str]:
             name = known.spec.event_type
             lineage = [d.name for d in DEFINITIONS.get(name, ())] or [name]
             if wish.definitions[-1].name not in lineage or not wish.filter.matches(known.spec.attributes):
-                found.append(f"{site} saw {mark} of {tx} under its subscription {number}")
+                found.append(f"{site} got {mark} of {tx} under its subscription {number}")
     return found
 
 
@@ -279,7 +279,7 @@ def check_replicas_hold_the_log(world: World) -> list[str]:
 
 
 def check_log_delivery(world: World) -> list[str]:
-    """What was confirmed is in the log once, and a durable reader takes entries in order, none twice."""
+    """Every confirmed event is in the log once, and a durable reader gets entries in order, none twice."""
     found = []
     logged: dict[str, list[str]] = {}
     for broker in world.brokers.values():
@@ -295,7 +295,7 @@ def check_log_delivery(world: World) -> list[str]:
                 )
     for name, s in subscriptions(world):
         if isinstance(s.database, CallbackDatabase) and s.database.taken != sorted(set(s.database.taken)):
-            found.append(f"{name} took {s.database.taken}")
+            found.append(f"{name} got {s.database.taken}")
     return found
 
 
@@ -303,16 +303,16 @@ SAFETY: tuple[Checker, ...] = (
     check_nothing_was_broken,
     check_decided_once,
     check_no_commit_without_decision,
-    check_answers_were_true,
+    check_responses_were_true,
     check_complete,
     check_constraints_held,
-    check_nobody_left_out,
+    check_every_participant_commits,
     check_scope_none_saw_nothing,
     check_locals_are_independent,
     check_compensation,
     check_replicas_agree,
     check_acknowledged_is_logged,
-    check_only_what_was_asked_for,
+    check_only_matching_events,
     check_scopes_were_honoured,
     check_replicas_hold_the_log,
     check_log_delivery,
@@ -322,7 +322,8 @@ SAFETY: tuple[Checker, ...] = (
 
 
 def check_everything_ended(world: World) -> list[str]:
-    """Nothing is undecided, promised, unanswered or behind once everybody has been up and connected for long."""
+    """Nothing is undecided, in doubt, without a response or lagging once all nodes have been up and connected for
+    long."""
     return world.open_work()
 
 
@@ -361,24 +362,24 @@ def check_log_reached_everyone(world: World) -> list[str]:
             expected = _log_numbers(world, s.wish.definitions[0].name)
             missing = expected - set(s.database.taken)
             if missing:
-                found.append(f"{name} never took {sorted(missing)} of {s.wish.definitions[0].name}")
+                found.append(f"{name} never got {sorted(missing)} of {s.wish.definitions[0].name}")
     return found
 
 
-def check_nothing_is_kept_for_ever(world: World) -> list[str]:
-    """Once everything has ended, what was kept about it is gone."""
+def check_state_is_removed(world: World) -> list[str]:
+    """Once everything has ended, the state about it is removed."""
     found = []
     for broker in world.brokers.values():
         rendezvous = broker.core.rendezvous
         found += [f"{broker.name} knows the publisher of {tx}" for tx in rendezvous.publishers]
-        found += [f"{broker.name} has somebody waiting for {tx}" for tx in rendezvous.outcomes.requesters]
+        found += [f"{broker.name} has requesters waiting for {tx}" for tx in rendezvous.outcomes.requesters]
         for name, epochs in rendezvous.epochs.items():
-            found += [f"{broker.name} has an open question about {name}#{n}" for n in epochs.queries]
+            found += [f"{broker.name} has an open request about {name}#{n}" for n in epochs.queries]
         for site in broker.core.edge.sites.values():
             if len(site.transactions) > ENDS_LOST_MAX:
                 found.append(f"{broker.name} holds {len(site.transactions)} transactions for {site.name}")
     for node in world.sites.values():
-        # An application that was not told the outcome may still come back to a transaction that has begun.
+        # An application that did not get the outcome may still use a transaction that has begun.
         open_ones = node.core.transactions.values()
         closed = [
             t.tx
@@ -397,7 +398,7 @@ LIVENESS: tuple[Checker, ...] = (
     check_no_orphans,
     check_all_committed,
     check_log_reached_everyone,
-    check_nothing_is_kept_for_ever,
+    check_state_is_removed,
 )
 
 
@@ -420,13 +421,13 @@ def _local_commits(world: World) -> dict[TxId, dict[NodeId, tuple[str, ...]]]:
 
 
 def _holds(s: SimSubscription, tx: TxId) -> bool:
-    """Whether a participant has committed it, or still keeps its promise to."""
+    """Whether a participant has committed it, or still has it prepared."""
     database = s.database
     return isinstance(database, CallbackDatabase) and (tx in database.committed or tx in database.prepared)
 
 
 def _identities(world: World, committing: frozenset[str]) -> list[str | None] | None:
-    """Who stands behind these keys, as the voters themselves remember it; None if one is not to be found any more."""
+    """The identities behind these keys, as recorded by the voters; None if one is no longer known."""
     owners = {hashed(voter): owner for voter, owner in world.voter_owners().items()}
     if not committing <= owners.keys():
         return None

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to do. Nothing happens between them, so idle time costs nothing."""
+"""Virtual time: a heap of scheduled actions. Nothing happens between them, so idle time costs nothing."""
 
 import heapq
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Clock:
         heapq.heappush(self._heap, (time, self._order, action, args))
 
     def step(self, until: float) -> bool:
-        """Do the next thing that is due by `until`; False if there is none."""
+        """Run the next action that is due by `until`; False if there is none."""
         if not self._heap or self._heap[0][0] > until:
             self.now = max(self.now, until)
             return False
@@ -34,7 +34,7 @@ class Clock:
         return True
 
     def run(self, until: float, steps_max: int | None = None) -> None:
-        """Do everything that is due by `until`, or stop when so many steps have been done since the beginning."""
+        """Run all actions that are due by `until`, or stop after `steps_max` steps since the beginning."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until:
             if self.steps == steps_max:

@@ -1,7 +1,6 @@
-"""The databases of simulated participants: what they hold survives the crash of their site.
+"""The databases of simulated participants: their content survives a crash of their site.
 
-Each operation is atomic, as a database transaction would be. The checkers look at these, and at nothing that a
-machine believes.
+Each operation is atomic, like a database transaction. The checkers read these, and not the state of the machines.
 """
 
 import hashlib
@@ -17,11 +16,11 @@ from tops.protocol.messages import EpochId, EpochMember, Event, LogEntry
 
 
 class Broken(Exception):
-    """A participant was asked for something that no correct machine asks for."""
+    """A participant got a call that no correct machine makes."""
 
 
 class WronglyApplied(Broken):
-    """A replica was asked to apply what does not continue its state."""
+    """A replica was to apply something that does not continue its state."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -42,7 +41,7 @@ def chained(digest: str, tx: TxId, applied: tuple[str, ...]) -> str:
 
 
 class CallbackDatabase:
-    """Behind a participant that works by callbacks; compensatable ones commit when they prepare."""
+    """The database of a participant that works by callbacks; a compensatable one commits when it prepares."""
 
     def __init__(self, compensatable: bool) -> None:
         self.compensatable = compensatable
@@ -54,9 +53,9 @@ class CallbackDatabase:
         self.local_incarnation: dict[TxId, int] = {}
         self.incarnation = 0
         self.compensated: dict[TxId, tuple[str, ...]] = {}  # marks in the order in which they were undone
-        self.finished: dict[EpochId, Memo] = {}  # committed, and the coordinator may still ask
-        self.taken: list[int] = []  # log numbers of events that were taken one by one
-        self.offered: set[tuple[int, TxId | None]] = set()  # what a reader gave it since it began to read
+        self.finished: dict[EpochId, Memo] = {}  # committed, and not noted by the coordinator
+        self.taken: list[int] = []  # log indexes of events that were processed one by one
+        self.offered: set[tuple[int, TxId | None]] = set()  # what a reader has passed on since it began to read
 
     def notify(self, tx: TxId, event: Event) -> None:
         self.running.setdefault(tx, []).append(event)
@@ -66,10 +65,10 @@ class CallbackDatabase:
         if memo is None:
             self.running.setdefault(tx, [])
             return
-        if tx in self.prepared or tx in self.early:  # a new attempt renews the promise
+        if tx in self.prepared or tx in self.early:  # a new attempt prepares it again
             work = (self.prepared.get(tx) or self.early[tx])[1]
         if self.compensatable:
-            self.compensated.pop(tx, None)  # undone in an attempt that failed, and done again in this one
+            self.compensated.pop(tx, None)  # undone in a failed attempt, and done again in this one
             self.early[tx] = (memo, work)
             self.committed[tx] = Done(tx, work)
         else:
@@ -93,7 +92,7 @@ class CallbackDatabase:
             if self.local_incarnation.get(tx) == self.incarnation and number is None:
                 raise Broken(f"{tx} is committed twice as a local transaction")
             self._offer(number, tx)
-            # It remembers ids and log numbers, so it sees what a restarted site is given again.
+            # It stores ids and log indexes, so it recognises what a restarted site gets again.
             self.local.setdefault(tx, Done(tx, work))
             self.local_incarnation[tx] = self.incarnation
 
@@ -118,7 +117,7 @@ class CallbackDatabase:
 
     def take(self, number: int) -> None:
         self._offer(number, None)
-        if not self.taken or number > self.taken[-1]:  # it keeps its position, so a repeated delivery is seen
+        if not self.taken or number > self.taken[-1]:  # it stores its position, so it recognises a repeated delivery
             self.taken.append(number)
 
     def crash(self) -> None:
@@ -126,7 +125,7 @@ class CallbackDatabase:
         self.incarnation += 1
 
     def memos(self) -> list[Memo]:
-        """Promises that are still open, once each, with the transactions that were really promised."""
+        """The memos of undecided prepared work, once each."""
         held = {**self.prepared, **self.early}
         found = {memo.epoch: memo for memo, _ in held.values()}
         return [
@@ -141,13 +140,13 @@ class CallbackDatabase:
         return [PreparedWork(memo, tuple(transactions)) for memo, transactions in held.items()]
 
     def kept(self) -> list[Memo]:
-        """Promises that were carried out, as far as they are not forgotten."""
+        """The memos of commits that are carried out and not dropped yet."""
         still_open = {memo.epoch for memo in self.memos()}
         return [memo for memo in self.finished.values() if memo.epoch not in still_open]
 
 
 class PreparedEpoch(msgspec.Struct, frozen=True):
-    """An epoch that waits for its decision, and where the database is when it commits."""
+    """An epoch that waits for its decision, and the point of the database after its commit."""
 
     memo: Memo
     members: tuple[EpochMember, ...]
@@ -155,7 +154,7 @@ class PreparedEpoch(msgspec.Struct, frozen=True):
 
 
 class ReplicaDatabase:
-    """Behind a replica: a row per key, the applied number, and at most one prepared epoch."""
+    """The database of a replica: a row per key, the applied index, and at most one prepared epoch."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -165,8 +164,8 @@ class ReplicaDatabase:
         self.hashes: dict[int, str] = {0: ""}  # position -> hash of everything applied up to there
         self.applied: dict[TxId, tuple[str, ...]] = {}
         self.prepared: PreparedEpoch | None = None
-        self.failing_keys: set[str] = set()  # keys that this replica alone refuses
-        self.miscounted_keys: set[str] = set()  # keys of which this replica alone counts more rows
+        self.failing_keys: set[str] = set()  # keys that only this replica rejects
+        self.miscounted_keys: set[str] = set()  # keys for which only this replica counts more rows
 
     @property
     def point(self) -> LogPoint:
@@ -191,7 +190,7 @@ class ReplicaDatabase:
             if event.body.get("bad"):
                 return Rejection(RejectionCode.CONSTRAINT, "violates a constraint")
             if event.body["key"] in self.failing_keys:
-                return Rejection(RejectionCode.ERROR, "this replica's disk is sick")
+                return Rejection(RejectionCode.ERROR, "this replica's disk fails")
         return None
 
     def finish(self, memo: Memo, committed: bool) -> LogPoint | None:
@@ -213,7 +212,7 @@ class ReplicaDatabase:
             raise WronglyApplied(f"what does not continue {self.point} is applied: {digests.at(self.position)}")
         known = {entry.number: entry for entry in entries}
         for number in range(self.position + 1, upto + 1):
-            # Nothing for a replica: a void index, or one that it committed itself.
+            # Nothing to apply: a no-op entry, or an index that the replica committed itself.
             work = [(t.tx, t.events) for t in known[number].transactions] if number in known else []
             self._advance(LogPoint(history, number, digests.at(number) or ""), work)
         return self.point
@@ -241,4 +240,4 @@ class ReplicaDatabase:
         return [PreparedWork(memo, memo.transactions) for memo in self.memos()]
 
     def kept(self) -> list[Memo]:
-        return []  # the log remembers what a replica has finished
+        return []  # the log has what a replica has finished

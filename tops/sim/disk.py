@@ -1,4 +1,4 @@
-"""A broker's simulated journal: what was synced survives a crash, of the rest a prefix may."""
+"""A broker's simulated journal: synced records survive a crash, and possibly a prefix of the others."""
 
 from random import Random
 
@@ -12,7 +12,7 @@ class SimDisk:
     def __init__(self) -> None:
         self.records: list[AnyRecord] = []
         self.synced = 0
-        self.torn = False  # whether the last crash took something
+        self.torn = False  # whether the last crash lost records
 
     def append(self, record: AnyRecord) -> None:
         self.records.append(record)
@@ -21,17 +21,17 @@ class SimDisk:
         self.synced = len(self.records)
 
     def crash(self, rng: Random) -> None:
-        """Power is gone: the unsynced tail is lost from some point on."""
+        """Power failure: the unsynced tail is lost from a random point on."""
         self.cut(rng.randint(self.synced, len(self.records)))
 
     def cut(self, kept: int) -> None:
-        """Only so many records are left. A disk that keeps its word cuts off nothing that was synced."""
+        """Keep only so many records. A correct disk loses no synced record."""
         self.torn = kept < len(self.records)
         del self.records[kept:]
         self.synced = kept
 
     def log_entries(self, event_type: str, first: int, last: int) -> tuple[LogEntry, ...]:
-        """What a `ReadLog` finds."""
+        """The result of a `ReadLog`."""
         found = {
             r.entry.number: r.entry
             for r in self.records

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, how often, and when it stops."""
+"""The faults of a run, their rates, and when they stop."""
 
 from copy import deepcopy
 from typing import TYPE_CHECKING
@@ -15,13 +15,13 @@ SLOW_DISK_S = 0.03  # several times as long as a message takes
 class Faults(msgspec.Struct, frozen=True):
     """Rates are events per simulated second over the whole cluster, chances are per occasion.
 
-    A failure detector is an input, so there are no heartbeats among the traffic.
+    The failure detector is an input, so there are no heartbeats in the traffic.
     """
 
     latency_s: float = 0.003
-    until_s: float = 4.0  # many short runs with many faults reach more places than few long ones
+    until_s: float = 4.0  # many short runs with many faults reach more states than few long ones
     crash: float = 0.6
-    last_words: float = 0.7  # chance that what a node sent just before its crash still arrives at a neighbour
+    late_delivery: float = 0.7  # chance that the last messages of a crashed node still arrive
     cut: float = 2.0
     partition: float = 0.2
     pause: float = 0.2
@@ -29,7 +29,7 @@ class Faults(msgspec.Struct, frozen=True):
     reject_event: float = 0.02  # chance that a participant fails at an event
     reject_prepare: float = 0.05
     slow_call: float = 0.05  # chance that a participant takes long
-    failing_replica: float = 0.1  # chance that a run has a replica that refuses what the others accept
+    failing_replica: float = 0.1  # chance that a run has a replica that rejects what the others accept
     miscounting_replica: float = (
         0.1  # chance that a run has a replica that changes other numbers of rows than the others
     )
@@ -42,7 +42,7 @@ class Faults(msgspec.Struct, frozen=True):
     move: float = 0.2  # a site goes to another broker without being cut off
     gathering: float = 0.3  # chance that sites gather events that they publish at one moment, as the library does
     narrow_windows: float = 0.2  # chance that a run's links take a few messages in flight at most
-    resubscribe: float = 0.2  # a site ends a subscription and asks for it again
+    resubscribe: float = 0.2  # a site ends a subscription and subscribes again
     restore_journal: float = 0.0  # a broker comes back with an earlier copy of its journal
     restore_database: float = 0.0  # a replica comes back with an earlier copy of its database
 
@@ -74,8 +74,8 @@ class Faults(msgspec.Struct, frozen=True):
 
     @classmethod
     def restless(cls) -> "Faults":
-        """Sites that move all the time, over slow links and brokers that pause: what was met on one path comes again on
-        another."""
+        """Sites that move all the time, over slow links and brokers that pause: events that arrived on one path arrive
+        again on another."""
         return cls(latency_s=0.02, pause=1.0, move=3.0)
 
     @classmethod
@@ -85,18 +85,18 @@ class Faults(msgspec.Struct, frozen=True):
 
     @classmethod
     def restored_databases(cls) -> "Faults":
-        """Replicas come back with databases of an earlier time. Not both in one run: who restores a journal and all
-        databases that had more has a consistent older cluster, and nothing to notice."""
+        """Replicas come back with databases of an earlier time. Not both in one run: a restored journal together with
+        restored databases is a consistent older cluster, in which nothing can be detected."""
         return cls(restore_database=1.0, until_s=6.0)
 
     @property
     def travels(self) -> bool:
-        """Whether anything is put back to an earlier time."""
+        """Whether journals or databases are restored to an earlier time."""
         return self.restore_journal > 0 or self.restore_database > 0
 
 
 class Nemesis:
-    """Injects the faults of a run until it is told to stop."""
+    """Injects the faults of a run until it is stopped."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -125,7 +125,7 @@ class Nemesis:
             self.world.on_effect = self._at_effect
 
     def stop(self) -> None:
-        """From here on nothing breaks any more, and what is broken is mended."""
+        """From here on nothing fails any more, and all faults are repaired."""
         self.active = False
         self.world.network.heal()
         for node in self.world.nodes():
@@ -160,11 +160,11 @@ class Nemesis:
             self._crash_node(node)
 
     def _until_crash(self) -> int:
-        """How many effects are carried out before one is cut off: as if a die were cast for each, but cheaper."""
+        """How many effects are carried out before a crash: the same as a random number for each, but cheaper."""
         return 1 + int(self.world.rng.expovariate(self.world.faults.crash_at_effect))
 
     def writing_s(self, broker: "SimNode") -> float:
-        """How long a record takes to reach the broker's disk, and whether the broker lives to see it."""
+        """How long a record takes to reach the broker's disk; the broker may be scheduled to crash before or after."""
         rng, faults = self.world.rng, self.world.faults
         takes_s = rng.uniform(0.0001, 0.002)
         if not self.active:
@@ -188,7 +188,7 @@ class Nemesis:
         self.world.clock.after(after_s, strike)
 
     def _move(self) -> None:
-        """A site leaves for another broker, as if the old one had asked it to."""
+        """A site moves to another broker, as if the old one had requested it."""
         network, rng = self.world.network, self.world.rng
         site = rng.choice(sorted(self.world.sites))
         network.cut(site, network.homes[site])
@@ -201,7 +201,7 @@ class Nemesis:
             app.resubscribe(self.world.rng.choice(subscribed), self.world.rng.uniform(0.01, 1.0))
 
     def _restore_journal(self) -> None:
-        """A broker is stopped, and its journal is an earlier copy when it is started again."""
+        """A broker stops, and starts again with an earlier copy of its journal."""
         broker = self.world.rng.choice(list(self.world.brokers.values()))
         self._crash_node(broker)
         self.restores += 1
@@ -210,7 +210,7 @@ class Nemesis:
         broker.disk.cut(kept)
 
     def _restore_database(self) -> None:
-        """A replica's database is copied, or an earlier copy takes its place."""
+        """A replica's database is copied, or replaced by an earlier copy."""
         site = self.world.sites[self.world.rng.choice(self.world.replicas)]
         s = site.app.subscriptions[1]
         copy = self._copies.pop(site.name, None)

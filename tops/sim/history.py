@@ -1,4 +1,4 @@
-"""What a run's applications asked for, were told and saw; together with the databases it is all that checkers use."""
+"""What a run's applications requested and observed; checkers use this and the databases."""
 
 import msgspec
 
@@ -9,13 +9,13 @@ from tops.protocol.messages import Event, TxSpec
 
 
 class TxHistory(msgspec.Struct):
-    """One transaction from the outside."""
+    """One transaction as its publishers observed it."""
 
     tx: TxId
     spec: TxSpec
     publisher: NodeId
     marks: list[str]  # its events in sequence order, as far as the publishers know
-    told: str = "unknown"  # what a publisher was told in the end: committed, aborted or unknown
+    outcome: str = "unknown"  # the final outcome that a publisher got: committed, aborted or unknown
     aborted_by_publisher: bool = False
 
 
@@ -24,13 +24,13 @@ class History:
 
     def __init__(self) -> None:
         self.transactions: dict[TxId, TxHistory] = {}
-        # What each subscription chose and was shown, in each life of its site: one that has crashed chooses anew.
+        # What each subscription chose and got, per incarnation of its site: after a crash it chooses again.
         self.scopes: dict[tuple[TxId, NodeId, int, int], Scope] = {}
         self.seen: dict[tuple[NodeId, int, int], list[tuple[TxId | None, str]]] = {}
         self.confirmed: dict[str, list[tuple[int, str]]] = {}  # durable type -> (log number, mark) that were confirmed
-        self.prepared_work: dict[TxId, set[tuple[NodeId, int]]] = {}  # who voted YES at some time
-        self.outcomes: dict[TxId, set[str]] = {}  # every outcome that anybody was told
-        self.voters: dict[str, NodeId | None] = {}  # what sites voted under; None: own resources, which nobody counts
+        self.prepared_work: dict[TxId, set[tuple[NodeId, int]]] = {}  # participants that voted YES at some time
+        self.outcomes: dict[TxId, set[str]] = {}  # every outcome that a site got
+        self.voters: dict[str, NodeId | None] = {}  # voter names; None: own resources, which no constraint counts
         self.local_aborts: list[tuple[TxId, NodeId, Rejection]] = []  # what local subscribers had to undo, and why
         self.events: dict[str, Event] = {}  # by mark, everything that was ever published
         self.broken: list[str] = []
@@ -40,4 +40,4 @@ class History:
         self.outcomes.setdefault(tx, set()).add(outcome)
         known = self.transactions.get(tx)
         if known is not None:
-            known.told = outcome
+            known.outcome = outcome

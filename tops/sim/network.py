@@ -1,7 +1,7 @@
-"""Links between simulated nodes: in order and without loss while both ends live, over connections that break.
+"""Links between simulated nodes: in order and without loss while both incarnations last, over connections that break.
 
-The failure detector is an input here, not traffic: a broker is told that a site is lost when it has been away for
-longer than anybody waits.
+The failure detector is an input here, not traffic: a broker is informed that a site is lost when it has been
+unreachable for longer than the grace period.
 """
 
 from math import log
@@ -32,7 +32,7 @@ class End(msgspec.Struct):
     flow: LinkFlow
     peer_incarnation: int
     connection: int = 0  # the number of the connection that is up
-    last_words: int = 0  # the connection on which what a dead peer had sent still arrives
+    late_delivery: int = 0  # the connection on which messages of a crashed peer still arrive
     last_arrival: float = 0.0
     acknowledging: bool = False  # an acknowledgement is due soon
 
@@ -45,7 +45,7 @@ class Network:
         self.ends: dict[Pair, End] = {}  # (owner, peer)
         self.connections: dict[Pair, int] = {}  # sorted pair -> number of the connection that is up
         self.blocked: set[Pair] = set()  # sorted pairs that can't connect: partitions
-        self.homes: dict[NodeId, NodeId] = {}  # site -> the broker it talks to, or wants to
+        self.homes: dict[NodeId, NodeId] = {}  # site -> its broker
         self._count = 0
         windows = Random(f"{world.seed} windows")  # apart from the rest: a run with wide windows is not changed by it
         self._narrow = windows.random() < world.faults.narrow_windows
@@ -63,8 +63,8 @@ class Network:
             del self.ends[pair]
         for pair in [p for p in self.connections if name in p]:
             other = self.ends.get((pair[1], pair[0]) if pair[0] == name else pair)
-            if other is not None and self.world.rng.random() < self.world.faults.last_words:
-                other.last_words = other.connection
+            if other is not None and self.world.rng.random() < self.world.faults.late_delivery:
+                other.late_delivery = other.connection
             self.cut(*pair, reconnect=True)
 
     def _peers(self, name: NodeId) -> list[NodeId]:
@@ -90,7 +90,7 @@ class Network:
             self._retry(a, b)
 
     def _site_cut(self, site: SimSite, broker: NodeId) -> None:
-        """The broker waits a while for the site; the site waits a while for the broker, then tries another."""
+        """The broker waits for the site for a while; the site waits for the broker for a while, then tries another."""
         world = self.world
         site_incarnation, broker_incarnation = site.incarnation, world.brokers[broker].incarnation
 
@@ -112,7 +112,7 @@ class Network:
         world.clock.after(world.site_grace_s * world.rng.uniform(0.5, 3), fail_over)
 
     def settle_at(self, site: NodeId, broker: NodeId) -> None:
-        """The site's broker from here on; a site keeps no session with one that it has left."""
+        """Set the site's broker; a site keeps no session with a broker that it has left."""
         if self.homes[site] != broker:
             self.ends.pop((site, self.homes[site]), None)
         self.homes[site] = broker
@@ -127,7 +127,7 @@ class Network:
             return
         one, other = world.node(a), world.node(b)
         if not one.up or not other.up:
-            return  # tried again when the node is back
+            return  # retried when the node is back
         if pair in self.blocked:
             self._retry(a, b)
             return
@@ -158,7 +158,7 @@ class Network:
         return True
 
     def _greet(self, owner: NodeId, peer: NodeId) -> None:
-        """The owner learns that a peer that it shares no session with is there."""
+        """Inform the owner that a peer without a common session is connected."""
         world, node = self.world, self.world.node(owner)
         peer_incarnation = world.node(peer).incarnation
         now = world.clock.now
@@ -181,7 +181,7 @@ class Network:
     def send(self, owner: NodeId, peer: NodeId, message: LinkMessage) -> None:
         end = self.ends.get((owner, peer))
         if end is None:
-            return  # the peer is gone: whoever cares asks again
+            return  # the peer is disconnected: requests are repeated
         what = message.body if type(message) is Envelope else message
         self.world.trace.add(self.world.clock.now, owner, type(what).__name__, message, peer)
         end.flow.queue(message, MESSAGE_BYTES)
@@ -202,7 +202,7 @@ class Network:
 
     def _arrive(self, owner: NodeId, peer: NodeId, frame: Frame, connection: int) -> None:
         end = self.ends.get((peer, owner))
-        if end is None or (end.connection != connection and end.last_words != connection):
+        if end is None or (end.connection != connection and end.late_delivery != connection):
             return
         node = end.node
         end.flow.confirm(frame.received)
@@ -227,7 +227,7 @@ class Network:
     # ------------------------------------------------------------------------------------------------------ partitions
 
     def partition(self, side: set[NodeId]) -> None:
-        """Nobody inside can talk to anybody outside until `heal`."""
+        """No node inside can connect to a node outside until `heal`."""
         for a, b in self._all_pairs():
             if (a in side) != (b in side):
                 self.blocked.add(_pair(a, b))

@@ -1,7 +1,7 @@
 """Brokers and sites in a simulated world: the real machines, and effects that are carried out one by one.
 
-A node can be crashed between any two effects. What is behind a `Persist` waits for the disk, and so does everything
-that later inputs want done.
+A node can be crashed between any two effects. Effects behind a `Persist` wait for the disk, and so do all effects of
+later inputs.
 """
 
 from abc import ABC, abstractmethod
@@ -73,7 +73,7 @@ class SimNode(ABC):
         self.incarnation = 0
         self.paused_until = 0.0
         self._pipeline: deque[Effect] = deque()
-        self._inbox: deque[tuple[Step, tuple[Any, ...]]] = deque()  # what came while the node was paused
+        self._inbox: deque[tuple[Step, tuple[Any, ...]]] = deque()  # inputs that arrived while the node was paused
         self._blocked = False
         self._draining = False
         self._timers: dict[Hashable, int] = {}
@@ -85,7 +85,7 @@ class SimNode(ABC):
             Alarm: self._alarm,
         }
 
-    # ------------------------------------------------------------------------------------------------- life and death
+    # ---------------------------------------------------------------------------------------------- start and crash
 
     def crash(self) -> None:
         if not self.up:
@@ -112,16 +112,16 @@ class SimNode(ABC):
 
     @abstractmethod
     def lose_state(self) -> None:
-        """What the crash takes: everything that is not on disk."""
+        """Lose everything that is not on disk."""
 
     @abstractmethod
     def wake_up(self) -> None:
-        """Begin a life with what is on disk."""
+        """Begin an incarnation with what is on disk."""
 
     # ------------------------------------------------------------------------------------------------------- effects
 
     def act(self, step: Step, *args: Any) -> None:
-        """Give the machine an input, now or when the node is no longer paused, and carry out what it wants."""
+        """Give the machine an input, now or when the node is no longer paused, and carry out its effects."""
         if not self.up:
             return
         if self._inbox or self.paused_until > self.world.clock.now:
@@ -135,7 +135,7 @@ class SimNode(ABC):
         return self.paused_until > self.world.clock.now or bool(self._inbox)
 
     def pause(self, seconds: float) -> None:
-        """Nothing is taken in for a while; it is all taken in, in order, when the node wakes up."""
+        """Process no input for a while; the inputs are processed in order when the node resumes."""
         self.paused_until = max(self.paused_until, self.world.clock.now + seconds)
         self.world.clock.at(self.paused_until, self.wake)
 
@@ -148,7 +148,7 @@ class SimNode(ABC):
     def _act(self, step: Step, args: tuple[Any, ...]) -> None:
         try:
             self._pipeline.extend(step(*args))
-        except Exception as error:  # a machine never raises: every input is either meant or ignored
+        except Exception as error:  # a machine never raises: every input is either processed or ignored
             raised = f"{self.name}: the machine raised {error!r}"
             self.world.history.broken.append(raised)
             self.world.history.machine_faults.append(raised)
@@ -158,7 +158,7 @@ class SimNode(ABC):
             self.drain()
 
     def drain(self) -> None:
-        """Carry out effects in their order, until one of them has to wait or the node dies."""
+        """Carry out effects in order, until one of them has to wait or the node crashes."""
         self._draining = True
         incarnation, pipeline, world = self.incarnation, self._pipeline, self.world
         try:
@@ -195,18 +195,18 @@ class SimNode(ABC):
 
     @abstractmethod
     def _timer(self, key: Any) -> list[Effect]:
-        """What the machine does when a timer fires."""
+        """The machine's effects for a timer."""
 
     def receive(self, link: NodeId, message: LinkMessage) -> None:
         self.act(self._take, link, message)
 
     @abstractmethod
     def _take(self, link: NodeId, message: LinkMessage) -> list[Effect]:
-        """What the machine does with a message."""
+        """The machine's effects for a message."""
 
 
 def proof_of(broker: NodeId, text: bytes) -> bytes:
-    """What stands for a broker's signature here: nobody else makes it."""
+    """A broker's simulated signature: no other node makes it."""
     return blake2b(text, key=broker.encode(), digest_size=8).digest()
 
 
@@ -215,7 +215,7 @@ def check_proof(text: bytes, broker: NodeId, proof: bytes) -> str:
 
 
 class Liar:
-    """Makes up decisions for peers in doubt, and signs them as somebody else, or not at all."""
+    """Invents decisions for peers in doubt, and signs them with another broker's name, or not at all."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -245,12 +245,12 @@ class SimBroker(SimNode):
             self.name,
             self.incarnation,
             self.world.topology,
-            # Apart from the world's own random numbers: what a broker draws must not change what happens in a run.
+            # Separate from the world's random numbers: what a broker draws must not change the rest of the run.
             Random(f"{self.world.seed} {self.name} {self.incarnation}").randbytes,
             self.world.predicates,
             self.world.broker_options,
             partial(proof_of, self.name),
-            # It does not check what participants pass on: a participant that believed a liar must not go unnoticed.
+            # It does not check relayed decisions, so that the checkers notice a participant that trusts a liar.
         )
         self.disk.append(Started(incarnation=self.incarnation, protocol=PROTOCOL))
         self.disk.sync()
@@ -295,7 +295,7 @@ class SimSite(SimNode):
         super().__init__(world, name)
         self.app = app
         self.core: SiteCore
-        self.liar: Liar | None = None  # what it tells peers in doubt besides what it knows
+        self.liar: Liar | None = None  # makes the false responses to peers in doubt
         self._perform |= dict.fromkeys(CALLS, lambda call: self.app.on_call(call))
         self._perform |= {
             CompleteRequest: self._complete,

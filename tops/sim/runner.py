@@ -45,7 +45,7 @@ def run_seed(seed: int, faults: Faults | None = None, *, keep_trace: bool = Fals
 
 
 def found_in(world: World) -> list[str]:
-    """What is wrong with a run that is over, by the promises that hold under its faults."""
+    """The violations in a finished run, of the guarantees that hold under its faults."""
     if world.faults.travels:
         return [f"{c.__name__}: {v}" for c in TRAVEL for v in c(world)]
     return violations(world, live=True)
@@ -75,9 +75,9 @@ def run_seeds(
     processes: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Result, None, None]:
-    """Many runs, on all cores unless told otherwise; results come in the order of the seeds.
+    """Many runs, by default on all cores; results come in the order of the seeds.
 
-    Whoever stops early closes the iterator, or lets `stopped` say so: what is under way is dropped then.
+    To stop early, close the iterator or let `stopped` return True: unfinished runs are dropped then.
     """
     chunks = [(seeds[i : i + RUNS_PER_JOB], faults) for i in range(0, len(seeds), RUNS_PER_JOB)]
     for results in in_order(_run_chunk, chunks, processes or os.cpu_count() or 1, _begin_work, stopped):
@@ -85,7 +85,7 @@ def run_seeds(
 
 
 def _begin_work() -> None:
-    """A worker leaves interruptions to whoever started it, and collects garbage between jobs only."""
+    """A worker ignores interruptions, which its parent handles, and collects garbage only between jobs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     gc.freeze()

@@ -1,6 +1,6 @@
 """The application at a simulated site: participants with databases, and scripts that use the site's interface.
 
-A script is a generator: it yields what it wants of the site and is sent the answer, or an error is thrown into it.
+A script is a generator: it yields requests to the site and gets the results, or an error is thrown into it.
 """
 
 from collections.abc import Callable, Generator
@@ -41,7 +41,7 @@ class Sleep(msgspec.Struct, frozen=True):
     seconds: float
 
 
-MakeRequest = Callable[[int], list[Effect]]  # given a request number, the site's effects
+MakeRequest = Callable[[int], list[Effect]]  # a request number -> the site's effects
 Script = Generator[MakeRequest | Sleep, Any, None]
 
 
@@ -57,7 +57,7 @@ class SimSubscription(msgspec.Struct):
 
 
 class SiteApp:
-    """What runs at one site. Its subscriptions and databases outlive crashes, its scripts do not."""
+    """The application of one site. Its subscriptions and databases survive crashes, its scripts do not."""
 
     def __init__(self, world: "World", advertises: tuple[Definitions, ...]) -> None:
         self.world, self.advertises = world, advertises
@@ -66,7 +66,7 @@ class SiteApp:
         self._requests: dict[int, Script | None] = {}
         self._last_request = 0
 
-    # ----------------------------------------------------------------------------------------------- life of the site
+    # ----------------------------------------------------------------------------------------------- start and crash
 
     def start(self, site: "SimSite") -> None:
         self.site = site
@@ -89,7 +89,7 @@ class SiteApp:
         self._request(None, lambda request: self.site.core.subscribe(request, s.number, wish))
 
     def resubscribe(self, number: int, after_s: float) -> None:
-        """End a subscription; once what was promised under it has ended, ask for it again."""
+        """End a subscription; subscribe again once its prepared work has ended."""
         world, incarnation = self.world, self.site.incarnation
         s = self.subscriptions[number]
 
@@ -112,7 +112,7 @@ class SiteApp:
         self.site.act(end)
 
     def own_resources(self) -> int | None:
-        """What this site can enlist in its own transactions, by number."""
+        """The number of the resources that this site can enlist in its own transactions."""
         return next((n for n, s in self.subscriptions.items() if s.own), None)
 
     def crash(self) -> None:
@@ -139,9 +139,8 @@ class SiteApp:
         except StopIteration:
             return
         except TopsError as error:
-            error.__traceback__ = (
-                None  # its frames hold the `CompleteRequest` that holds it, and no collector looks into that
-            )
+            # Its frames refer to the `CompleteRequest` that refers to it, and messages are not garbage collected.
+            error.__traceback__ = None
             return
         if isinstance(wanted, Sleep):
             incarnation = self.site.incarnation
@@ -186,7 +185,7 @@ class SiteApp:
             self.site.act(lambda: self.site.core.gathering.send())
 
     def open_requests(self) -> int:
-        """Requests of scripts that nobody has answered."""
+        """Number of requests of scripts without a response."""
         return sum(script is not None for script in self._requests.values())
 
     def on_response(self, request: int, value: Any, error: TopsError | None) -> None:
@@ -209,7 +208,7 @@ class SiteApp:
             database.finished.pop(forget.memo.epoch, None)
 
     def on_tx_ended(self, tx: TxId, committed: bool) -> None:
-        self.world.trace.add(self.world.clock.now, self.site.name, f"told {tx} committed={committed}")
+        self.world.trace.add(self.world.clock.now, self.site.name, f"outcome of {tx}: committed={committed}")
 
     def _saw(self, subscription: int, tx: TxId | None, event: Event) -> None:
         self.world.history.events.setdefault(event.body["mark"], event)
@@ -217,7 +216,7 @@ class SiteApp:
         seen.append((tx, event.body["mark"]))
 
     def on_call(self, call: Call) -> None:
-        """The work is done some time after it was asked for, and the answer arrives some time after the work."""
+        """The work is done some time after the call, and the result arrives some time after the work."""
         world, incarnation = self.world, self.site.incarnation
         slow = world.nemesis.active and world.rng.random() < world.faults.slow_call
         before = world.rng.uniform(0.0001, 3.0 if slow else 0.002)
@@ -261,7 +260,7 @@ class SiteApp:
                     return database.finish(memo, committed)
                 case ApplyEntries(entries=entries, upto=upto, history=history, digests=digests):
                     return database.apply(entries, upto, history, digests)
-            raise Broken(f"a replica was asked for {type(call).__name__}")
+            raise Broken(f"a replica got a {type(call).__name__}")
         return self._callback(s, database, call)
 
     def _callback(self, s: SimSubscription, database: CallbackDatabase, call: Call) -> Any:
@@ -293,7 +292,7 @@ class SiteApp:
                 if chosen is Scope.LOCAL:
                     world.history.local_aborts.append((tx, self.site.name, rejection))
                 return database.abort(tx)
-        raise Broken(f"a participant was asked for {type(call).__name__}")
+        raise Broken(f"a participant got a {type(call).__name__}")
 
     def _join(self, s: SimSubscription, tx: TxId, spec: TxSpec) -> Scope:
         chosen = self.world.rng.choice(s.prefers)

@@ -4,11 +4,11 @@ import hashlib
 
 import msgspec
 
-Fact = tuple[float, str, str, str]  # when, where, what, and to whom if it was sent
+Fact = tuple[float, str, str, str]  # time, node, text, and the receiver of a message
 
 
 class Trace:
-    """Facts of a run; they become lines and a hash only when somebody wants these."""
+    """Facts of a run; they become lines and a hash only when these are requested."""
 
     def __init__(self, keep: bool) -> None:
         self.keep = keep
@@ -23,7 +23,7 @@ class Trace:
 
     @property
     def lines(self) -> list[str]:
-        """What happened, for people; nothing unless it was to be kept."""
+        """The facts as readable lines; empty unless the trace is kept."""
         return [_line(fact, detail) for fact, detail in zip(self._facts, self._details, strict=False)]
 
     def digest(self) -> str:

@@ -1,8 +1,8 @@
-"""Promises that hold although journals and databases are put back to an earlier time.
+"""Guarantees that hold although journals and databases are restored to an earlier time.
 
-Most others do not: a journal that was restored has forgotten decisions, and an operator, who could put that right, is
-not part of a run. What must hold is that nobody is deceived: replicas that count as in sync are equal and have what was
-acknowledged, or somebody was told.
+Most others do not hold: a restored journal lacks decisions, and an operator who could fix that is not part of a run.
+What must hold is that no failure stays unnoticed: replicas that count as in sync are equal and have what was
+acknowledged, or an alarm was raised.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from tops.sim.world import World
 ALARMS = frozenset({"journal-stale", "other-history", "ahead-of-log", "replicas-silent"})
 
 
-def check_machines_stand_time_travel(world: World) -> list[str]:
-    """No machine raises, and no replica is asked for what does not continue its state."""
+def check_machines_survive_time_travel(world: World) -> list[str]:
+    """No machine raises, and no replica is to apply what does not continue its state."""
     return list(world.history.machine_faults)
 
 
@@ -43,7 +43,7 @@ def check_differing_replicas_are_named(world: World) -> list[str]:
         for position, digest in database.hashes.items():
             other, known = reference.setdefault(position, (name, digest))
             if known != digest:
-                found.append(f"{name} and {other} differ at index {position}, and nobody was told")
+                found.append(f"{name} and {other} differ at index {position}, without an alarm")
                 break
     return found
 
@@ -68,7 +68,7 @@ def check_acknowledged_is_not_lost_silently(world: World) -> list[str]:
 
 
 TRAVEL = (
-    check_machines_stand_time_travel,
+    check_machines_survive_time_travel,
     check_in_sync_replicas_are_equal,
     check_differing_replicas_are_named,
     check_acknowledged_is_not_lost_silently,
@@ -83,7 +83,7 @@ def replicas(world: World) -> Iterator[tuple[NodeId, ReplicaDatabase]]:
 
 
 def in_sync(world: World) -> Iterator[tuple[NodeId, ReplicaDatabase]]:
-    """Replicas that the coordinator of an open log counts on."""
+    """Replicas that the coordinator of an open log counts as in sync."""
     for name, database in replicas(world):
         coordinator = world.brokers[world.sites[name].core.rendezvous("set")].core.rendezvous
         log = coordinator.logs.get("set")

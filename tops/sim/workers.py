@@ -1,4 +1,4 @@
-"""Work that is shared among processes: results in the order of the jobs, and no waiting for a worker that is gone."""
+"""Distributes work to processes: results in the order of the jobs, and no waiting for a worker that has ended."""
 
 import multiprocessing
 from collections import deque
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from tops.model.errors import TopsError
 
-HEARD_WITHIN_S = 0.1  # how soon a wish to stop is noticed
+STOP_CHECK_S = 0.1  # how soon `stopped` is noticed
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -43,8 +43,8 @@ class _Worker(Generic[Job, Result]):
 
     def _death(self) -> WorkerDied:
         self.process.join()
-        told = f"process {self.process.pid} ended with code {self.process.exitcode} and its work undone: "
-        return WorkerDied(told + "it was killed, or the memory is full")
+        problem = f"process {self.process.pid} ended with code {self.process.exitcode} before its job was done: "
+        return WorkerDied(problem + "it was killed, or the memory is full")
 
     def end(self) -> None:
         self.process.kill()
@@ -59,10 +59,10 @@ def in_order(
     begin: Callable[[], None],
     stopped: Callable[[], bool],
 ) -> Generator[Result, None, None]:
-    """The result of `work` for each job, in the jobs' order; `begin` is run once in each process.
+    """The result of `work` for each job, in the jobs' order; `begin` runs once in each process.
 
-    Ends early, and drops what is under way, when it is closed or `stopped` says so. A worker that dies is a
-    `WorkerDied`, after the results that came before its own.
+    Ends early, and drops unfinished jobs, when it is closed or `stopped` returns True. A worker that ends is a
+    `WorkerDied`, after the results of the jobs before its own.
     """
     left = iter(enumerate(jobs))
     workers = [_Worker(work, begin) for _ in range(processes)]
@@ -77,7 +77,7 @@ def in_order(
                 busy[worker.line] = busy[worker.process.sentinel] = (job[0], worker)
             if not busy:
                 return
-            ready = wait(list(busy), timeout=HEARD_WITHIN_S)
+            ready = wait(list(busy), timeout=STOP_CHECK_S)
             for number, worker in dict(busy[r] for r in ready if r in busy).items():
                 done[number] = worker.result()
                 del busy[worker.line], busy[worker.process.sentinel]
@@ -93,5 +93,5 @@ def in_order(
 def _serve(line: Connection, work: Callable[[Job], Result], begin: Callable[[], None]) -> None:
     begin()
     parent = multiprocessing.parent_process()
-    while line in wait([line] if parent is None else [line, parent.sentinel]):  # else whoever gave out jobs is gone
+    while line in wait([line] if parent is None else [line, parent.sentinel]):  # ends when the parent has ended
         line.send(work(line.recv()))

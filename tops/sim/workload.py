@@ -1,4 +1,4 @@
-"""What the applications of a simulated cluster do: every kind of transaction that there is, at random times."""
+"""The work of the applications of a simulated cluster: every kind of transaction, at random times."""
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ Steps = Generator[MakeRequest | Sleep, Any, Any]
 
 
 class Workload:
-    """Starts scripts at random sites until it is told to stop."""
+    """Starts scripts at random sites until it is stopped."""
 
     def __init__(self, world: "World", pace_s: float) -> None:
         self.world, self.pace_s = world, pace_s
@@ -82,7 +82,7 @@ class Workload:
         return event
 
     def _one_of(self, app: SiteApp, *event_types: str) -> str:
-        """One that the site has advertised, if there is any."""
+        """One of these types that the site has advertised, if there is any."""
         advertised = {definitions[-1].name for definitions in app.advertises}
         return self.world.rng.choice([t for t in event_types if t in advertised] or event_types)
 
@@ -155,7 +155,7 @@ class Workload:
             try:
                 yield from self._events(app, tx, history)
                 changed_its_mind = rng.random() < 0.15
-            except TransactionClosed:  # it is over already; an abort tells how it ended
+            except TransactionClosed:  # it has ended; an abort returns its outcome
                 changed_its_mind = True
             if changed_its_mind:
                 history.aborted_by_publisher = True
@@ -199,7 +199,7 @@ class Workload:
                 app.site.act(lambda: app.site.core.done(tx))
 
     def one_shot(self, app: SiteApp) -> Script:
-        """Everything in one message: asked at a census, by standing answers, or logged first; some in one letter."""
+        """Everything in one message: with a census, with standing registrations, or logged first; some together."""
         rng = self.world.rng
         if rng.random() < 0.3:
             event_type, tx_type = self._one_of(app, "plain", "log", "set", "set"), TxType.LOCAL
@@ -219,7 +219,7 @@ class Workload:
         return self._execute(app, self._replicated_write(), self._written(), OneShotBundle(1))
 
     def burst_on_set(self, app: SiteApp) -> Script:
-        """Many replicated writes at once: they share epochs, and those of one kind a letter."""
+        """Many replicated writes at once: they share epochs, and those of one kind a message."""
         bundle, spec = OneShotBundle(self.world.rng.randint(1, 5)), self._replicated_write()
         for _ in range(bundle.size_max):
             app.run(self._execute(app, spec, self._written(), bundle))
@@ -245,7 +245,7 @@ class Workload:
         return [self.event("set") for _ in range(self.world.rng.randint(1, 2))]
 
     def _execute(self, app: SiteApp, spec: TxSpec, events: list[Event], bundle: "OneShotBundle") -> Script:
-        """A one-shot that goes off when its letter is full."""
+        """A one-shot that is sent when its bundle is complete."""
         started: list[TxId] = []
 
         def begun(tx: TxId) -> None:
@@ -262,7 +262,7 @@ class Workload:
             self.world.history.record_outcome(TxId(unknown.tx), "unknown")
 
     def curious(self, app: SiteApp) -> Script:
-        """Somebody asks for the outcome of a transaction of anybody's."""
+        """A site requests the outcome of any transaction."""
         known = [t for t in self.world.history.transactions.values() if t.publisher == app.site.name]
         if not known:
             return
@@ -277,7 +277,7 @@ BODY_BYTES = 100  # about what an event of the workload takes
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A one-shot that waits for its letter."""
+    """A one-shot that waits for its bundle."""
 
     request: int
     events: tuple[Event, ...]

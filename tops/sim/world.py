@@ -1,7 +1,6 @@
 """A simulated cluster: the real machines of brokers and sites on a virtual clock, network and disks, from one seed.
 
-A run has a safety phase, in which things break, and a liveness phase, in which nothing does and everything in flight
-must end.
+A run has a safety phase with faults, and a liveness phase without faults, in which everything in flight must end.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from tops.sim.trace import Trace
 from tops.sim.workload import DEFINITIONS, KEYS, Workload
 
 LIVENESS_S = 60.0
-QUIET_S = 3  # so long must nothing be open before it is believed
+QUIET_S = 3  # for how long nothing must be open before the run counts as quiet
 
 
 class World:
@@ -52,7 +51,7 @@ class World:
         self.site_grace_s = 0.5
         # Apart from the rest, so that a run in which sites do not gather is not changed by the question.
         self.gathers = Random(f"{seed} gathers").random() < self.faults.gathering
-        # Random clusters have small limits now and then; scripted ones always have roomy ones.
+        # Random clusters sometimes have small limits; scripted ones always have large ones.
         limits = Random(seed)
 
         def limit(*values: int) -> int:
@@ -104,7 +103,7 @@ class World:
                     database.failing_keys.add(rng.choice(KEYS))
                 if rng.random() < self.faults.miscounting_replica / len(self.replicas):
                     database.miscounted_keys.add(rng.choice(KEYS))
-        lies = Random(f"{self.seed} lies")  # apart from the rest: a run without a liar goes as it did
+        lies = Random(f"{self.seed} lies")  # a generator of its own, so that runs without a liar do not change
         if lies.random() < self.faults.lying_site:
             self.sites[lies.choice(names)].liar = Liar(lies)
 
@@ -120,7 +119,7 @@ class World:
         return app
 
     def _publishes(self) -> tuple[Definitions, ...]:
-        """What a site advertises: replicated writes always, and some of the rest."""
+        """The types that a site advertises: replicated writes always, and some of the others."""
         others = [name for name in DEFINITIONS if name != "set"]
         chosen = {"set", *self.rng.sample(others, 3)}
         return tuple(definitions for name, definitions in DEFINITIONS.items() if name in chosen)
@@ -164,7 +163,7 @@ class World:
     subscribe = _subscribe
 
     def enlist(self, app: SiteApp, database: CallbackDatabase) -> int:
-        """Resources of a site's own, for transactions that it begins."""
+        """Enlist resources of a site in transactions that it begins."""
         number = self._subscribe(app, Wish(DEFINITIONS["plain"], Filter.nothing()), database)
         app.subscriptions[number].own = True
         return number
@@ -184,7 +183,7 @@ class World:
         return self.rng.randbytes(size)
 
     def voter_owners(self) -> dict[str, NodeId | None]:
-        """Every key that a site ever voted under in this run."""
+        """Every key under which a site has voted in this run."""
         return self.history.voters
 
     # --------------------------------------------------------------------------------------------------------- running
@@ -216,7 +215,7 @@ class World:
             quiet_for = quiet_for + 1 if not self.open_work() else 0
 
     def settle(self, seconds: float = 30.0) -> None:
-        """For scripted scenarios: let the cluster run until nothing is open, or the time is up."""
+        """For scripted scenarios: run the cluster until nothing is open, or the time is over."""
         end = self.clock.now + seconds
         while self.clock.now < end:
             self.advance(self.clock.now + 0.5)
@@ -224,7 +223,7 @@ class World:
                 return
 
     def open_work(self) -> list[str]:
-        """What has not ended: for the liveness phase, where this must become empty."""
+        """Everything that has not ended; in the liveness phase this must become empty."""
         found: list[str] = []
         for broker in self.brokers.values():
             rendezvous = broker.core.rendezvous
@@ -233,18 +232,18 @@ class World:
             for epochs in rendezvous.epochs.values():
                 found += [f"{broker.name} has {e.id} in flight" for e in epochs.in_flight.values()]
                 found += [f"{broker.name} has {r.tx} queued" for r in epochs.queue]
-                found += [f"{broker.name} remembers {e}" for e in epochs.decided]
+                found += [f"{broker.name} keeps {e}" for e in epochs.decided]
                 held_back = epochs.log.held_back if epochs.log is not None else {}
                 found += [f"{broker.name} holds {number} back from {voter}" for voter, number in held_back.items()]
         for site in self.sites.values():
             participation = site.core.participation
             found += [f"{site.name} executes {tx}" for tx in participation.executors]
-            found += [f"{site.name} has promised {e.memo.epoch}" for e in participation.epochs.values()]
-            # A replica's slow database may take its time over a promise that nobody waits for any more.
+            found += [f"{site.name} has prepared {e.memo.epoch}" for e in participation.epochs.values()]
+            # A replica's slow database may still prepare an epoch that the coordinator no longer waits for.
             found += [f"{site.name} works on {r.memo.epoch}" for r in participation.subscribed.replicas if r.memo]
-            # A transaction from the log is known to its reader alone; the call that the application is at shows it.
+            # Only the reader knows a transaction from the log; the application's call in progress shows it.
             found += [f"{site.name} is at a call for {n}" for n, s in site.app.subscriptions.items() if s.busy]
-            # One that has left keeps its promise, too, and a coordinator that lost its log's end takes long to answer.
+            # A replica that has left also resolves its doubts, and a coordinator that lost its log's end responds late.
             held = [memo for s in site.app.subscriptions.values() for memo in s.database.memos()]
             found += [f"{site.name} holds {memo.epoch}" for memo in held]
             if site.app.open_requests():

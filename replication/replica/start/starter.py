@@ -69,7 +69,7 @@ class Starter:
         self._state = Record()
         self._explained: tuple[object, str] = (None, "")
         self._request_s = ASK_FIRST_S
-        self._read_again_at = self._looked_at = 0.0
+        self._read_again_at = self._checked_at = 0.0
         self._warn_at: float | None = None  # when the problem has lasted too long
         self.problem = "it has just begun"
         self.warning = ""
@@ -172,7 +172,7 @@ class Starter:
                     await self._describe()
                 return PAUSE_S
             case Agree(basis):
-                self._looked_at = 0.0
+                self._checked_at = 0.0
                 if await self._is_outdated():
                     await self._describe()
                     return ROUND_S
@@ -238,15 +238,15 @@ class Starter:
         loop, tables = asyncio.get_running_loop(), await self.tables()
         began, checksums = loop.time(), not self._config.trust_equal
         described = await fingerprint.take(self._dsn, self._replica, tables, self.progress, checksums=checksums)
-        self._looked_at = loop.time()
+        self._checked_at = loop.time()
         self._read_again_at = loop.time() + max(READ_AGAIN_S, READ_AGAIN_TIMES * (loop.time() - began))
         return described
 
     async def _is_outdated(self) -> bool:
         """A direct write was noted, or the tables are no longer what they were. Agreeing looks for writes once more."""
-        if asyncio.get_running_loop().time() < self._looked_at + PAUSE_S:
+        if asyncio.get_running_loop().time() < self._checked_at + PAUSE_S:
             return False
-        self._looked_at = asyncio.get_running_loop().time()
+        self._checked_at = asyncio.get_running_loop().time()
         assert self._state.described is not None
         known = self._state.described.fingerprint.tables
         schemas = await fingerprint.schemas(self._dsn, self._replica, await self.tables())

@@ -239,7 +239,7 @@ def test_swapped_segments_are_refused(journal: Path) -> None:
     one.write_bytes(second)
     two.write_bytes(first)
 
-    with pytest.raises(JournalCorrupt, match="another place"), opened(journal):
+    with pytest.raises(JournalCorrupt, match="another number"), opened(journal):
         pass
 
 

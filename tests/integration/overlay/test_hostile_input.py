@@ -366,7 +366,7 @@ async def test_a_site_whose_participant_is_stuck_stops_reading_and_its_memory_st
 
 
 async def _slow_readers(cluster: Cluster) -> bool:
-    return '"slow reader cut off"' in (cluster.directory / "b1.log").read_text()
+    return '"slow reader disconnected"' in (cluster.directory / "b1.log").read_text()
 
 
 async def _subscribed(cluster: Cluster, site: str) -> bool:

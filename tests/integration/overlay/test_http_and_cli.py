@@ -88,7 +88,7 @@ async def test_commands_say_what_is_wrong_in_one_line() -> None:
 
     code, _, error = await tops("tx", "list", "--url", "ws://127.0.0.1:1")
     assert code == 3
-    assert "no broker answers" in error
+    assert "no broker responds" in error
 
 
 async def test_a_broker_stops_on_sigterm_and_closes_its_journal(broker: Cluster) -> None:

@@ -147,7 +147,7 @@ async def test_a_promise_survives_its_silent_coordinator_and_resolve_says_whom_t
 
         code, _, error = await tops("tx", "resolve", tx.id, "--event-type", orders.name, "--url", url, "--force")
 
-        assert (code, "no broker answers" in error) == (3, True), error
+        assert (code, "no broker responds" in error) == (3, True), error
         assert await table.prepared_in_database() == [tx.id]
         silent.go_on.set()
         await broker.start("b1")  # it has no record of a decision, so there was none

@@ -264,7 +264,7 @@ async def test_a_site_can_t_take_a_brokers_name_nor_a_newer_lifes_place(secured:
         old = Self.with_keys(secured.broker.table.keys.parent / "twin", 1)  # type: ignore[union-attr]
         async with client_session() as session, await open_socket(session, url, old, 5) as socket:
             await old.introduce(socket, "127.0.0.1")
-            with pytest.raises(ProtocolError, match="newer life"):
+            with pytest.raises(ProtocolError, match="newer incarnation"):
                 await receive_bytes(socket, 5)
 
 

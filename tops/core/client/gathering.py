@@ -1,4 +1,4 @@
-"""Events and one-shot transactions that an application hands over in one event-loop iteration travel together.
+"""Events and one-shot transactions that an application passes on in one event-loop iteration travel together.
 
 When the type of events or the kind of transactions changes, or a limit would be exceeded, what was gathered before is
 sent first; so events keep their order among themselves, and so do transactions. The driver calls `send` at the end of
@@ -16,7 +16,7 @@ from tops.protocol.effects import Effect
 from tops.protocol.messages import Event, TxSpec, encode_body
 
 EVENTS_MAX: Final = 1024  # in one message
-ONE_SHOTS_MAX: Final = 64  # in one message: as many as an epoch takes
+ONE_SHOTS_MAX: Final = 64  # in one message: as many as an epoch may have
 GATHERED_BYTES_MAX: Final = MESSAGE_BYTES_MAX // 2
 
 GatheredEvent = tuple[int, dict[str, Any], msgspec.Raw]  # request, body, the body encoded
@@ -44,9 +44,9 @@ class Gathering:
         return not self._events and not self._one_shots
 
     def add_event(self, request: int, event_type: str, body: dict[str, Any]) -> list[Effect]:
-        """An ordinary event of an advertised type, with the request that waits for its confirmation (0: none does).
+        """An ordinary event of an advertised type, with the request that waits for its confirmation (0: none).
 
-        The caller has checked the body. An event that no message could hold is a `ProtocolError`."""
+        The caller has checked the body. ProtocolError for an event that fits into no message."""
         encoded = encode_body(body)
         size = len(encoded)
         if size > GATHERED_BYTES_MAX:

@@ -331,10 +331,10 @@ class SiteCore:
         self, request: int, event_type: str, replicas: tuple[str, ...], needed: int, accept_loss: bool
     ) -> list[Effect]:
         """Continue a stale journal's log in a new history; sent until a response or `cancel_log_request` ends it."""
-        message_sent = self.recovering_logs[request] = RecoverLog(
+        message = self.recovering_logs[request] = RecoverLog(
             request=request, event_type=event_type, replicas=replicas, needed=needed, accept_loss=accept_loss
         )
-        return self._request([SendTo(Address(self.coordinator_of(event_type)), message_sent)])
+        return self._request([SendTo(Address(self.coordinator_of(event_type)), message)])
 
     def end_log(self, request: int, event_type: str, name: str, *, operator: bool = False) -> list[Effect]:
         """End a durable subscription permanently; sent until a response or `cancel_log_request` ends it.
@@ -417,8 +417,8 @@ class SiteCore:
             *self.ending_logs.values(),
             *self.recovering_logs.values(),
         ]
-        for message_sent in about_logs:
-            effects.append(SendTo(Address(self.coordinator_of(message_sent.event_type)), message_sent))
+        for message in about_logs:
+            effects.append(SendTo(Address(self.coordinator_of(message.event_type)), message))
         for _, wanted in self.reading_logs.values():
             effects.append(SendTo(Address(self.coordinator_of(wanted.definitions[-1].name)), wanted))
         effects += self.own.repeat_openings(elapsed_s) + self.events.repeat_types()

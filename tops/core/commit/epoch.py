@@ -92,7 +92,7 @@ def is_enough(epoch: Epoch, in_sync: frozenset[str], predicates: Mapping[str, Pr
 
     A joiner's vote counts like any other: the joiner has applied everything before, or it would not have voted. But the
     voters must include a replica that the journal names as in sync: if the journal loses this decision, only those
-    replicas are asked for their applied index after a restart, so one of them must have the commit."""
+    replicas have to report their applied index after a restart, so one of them must have the commit."""
     votes = epoch.votes.values()
     if not epoch.is_prompt() or any(v.excluded for v in votes) or len({v.rows for v in votes if v.rows}) > 1:
         return False

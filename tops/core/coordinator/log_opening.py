@@ -2,8 +2,8 @@
 
 A journal can be older than its replicas: an operator restored a backup of it, or a disk lost what it had confirmed.
 Such a journal looks like any other one, and a coordinator that continued it would assign indexes a second time. So on
-every start the coordinator asks the replicas that were in sync (on a log without voters: those that follow it) for
-their applied index, before it assigns an index, presumes an abort or serves an entry.
+every start the coordinator requests their applied index from the replicas that were in sync (on a log without voters:
+from those that follow it), before it assigns an index, presumes an abort or serves an entry.
 
     OPENING -> open      every replica has reported, and each holds a prefix of this log
     OPENING -> open      `tail_wait_s` has passed: a silent replica takes no part until it has reported

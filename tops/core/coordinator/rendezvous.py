@@ -2,7 +2,7 @@
 
 It composes the parts that do so: `KnownTypes` (epochs and logs per family), `LogService` (ordinary events),
 `LocalTransactions`, `DistributedTransactions` and `PublicTransactions`, `RegistrationHandler` and `Outcomes`. It
-handles messages and looks at publications on their way through; it knows nothing of links.
+handles messages, and publications on their way through; it knows nothing of links.
 """
 
 from collections.abc import Callable, Mapping

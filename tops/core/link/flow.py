@@ -1,9 +1,9 @@
 """When one end of a link sends what: a window for what is in flight, acknowledgements, and backpressure.
 
-The driver queues messages and asks for the next frame until there is none. At most `window_bytes` are in flight
-unacknowledged; what is beyond stays in the queue, whose size the driver's owner watches. An owner under pressure holds
-acknowledgements back: the other end fills its window and stops sending, while everything that it has sent is still
-read. That is what keeps responses to heartbeats, votes and decisions coming in.
+The driver queues messages and takes the next frame until there is none. At most `window_bytes` are in flight
+unacknowledged; the rest stays in the queue, whose size the driver's owner watches. An owner under backpressure
+withholds acknowledgements: the other end fills its window and stops sending, while everything that it has sent is still
+read. So responses to heartbeats, votes and decisions still arrive.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from tops.model.errors import ProtocolError
 
 class FlowLimits(msgspec.Struct, frozen=True):
     window_bytes: int = 4 * 2**20
-    frame_bytes: int = 256 * 2**10  # a frame takes no more messages once it has reached this
+    frame_bytes: int = 256 * 2**10  # a frame of this size gets no more messages
     acknowledge_frames: int = 16  # received without an acknowledgement until one is due at once
     acknowledge_bytes: int = 2**20  # the same in bytes: less than a window, or a full one waits for the delay
 
@@ -46,11 +46,11 @@ class LinkFlow:
         self._in_flight: deque[tuple[int, int]] = deque()  # number and size of frames not acknowledged yet
         self._in_flight_bytes = 0
         self._repeated: deque[Frame] = deque()  # what a new connection carries first
-        self._acknowledged = 0  # the last acknowledgement that the other end was sent
+        self._acknowledged = 0  # the last acknowledged number that was sent to the other end
         self._unacknowledged_bytes = 0  # received since then
         self._acknowledgement_due = False
         self._holding = False
-        self._oldest_in_flight = 0  # when it was last looked at, and for how long that has been so
+        self._oldest_in_flight = 0  # its number at the last check, and for how long it has been the oldest
         self._stalled_s = 0.0
 
     # -------------------------------------------------------------------------------------------------------- sending
@@ -61,7 +61,7 @@ class LinkFlow:
 
     @property
     def pending_bytes(self) -> int:
-        """All that this end keeps for the other: queued, and sent but not acknowledged."""
+        """Bytes that this end holds for the other: queued, and sent but not acknowledged."""
         return self.queued_bytes + self._in_flight_bytes
 
     def queue(self, message: Any, size: int) -> None:
@@ -92,7 +92,7 @@ class LinkFlow:
         self.queued_bytes -= size
         if not self._holding:
             self._note_acknowledged()
-        # While acknowledgements are held back, a frame must not carry one either.
+        # While acknowledgements are withheld, a frame must not carry one either.
         frame = self.session.pack(tuple(messages), self._acknowledged)
         self._in_flight.append((frame.number, size))
         self._in_flight_bytes += size
@@ -113,7 +113,7 @@ class LinkFlow:
         return self._stalled_s
 
     def abandon(self) -> None:
-        """Another link replaces this one: what is queued or in flight is given up."""
+        """Another link replaces this one: drop what is queued or in flight."""
         self._queue.clear()
         self._in_flight.clear()
         self.queued_bytes = self._in_flight_bytes = 0
@@ -127,7 +127,7 @@ class LinkFlow:
         self._repeated = deque(self.session.resume(received_by_peer))
 
     def confirm(self, received_by_peer: int) -> bool:
-        """The other end has received every frame up to this one. Returns whether that is news."""
+        """The other end has received every frame up to this one. Returns whether that is more than before."""
         if received_by_peer > self.session.sent:
             raise ProtocolError("the other end acknowledges a frame that was never sent")
         frames = self._in_flight
@@ -160,7 +160,7 @@ class LinkFlow:
         return self.session.received > self._acknowledged
 
     def hold(self, holding: bool) -> bool:
-        """Hold acknowledgements back, or no longer. Returns whether one is due because of the change."""
+        """Withhold acknowledgements, or no longer. Returns whether one is due because of the change."""
         released = self._holding and not holding
         self._holding = holding
         if released:

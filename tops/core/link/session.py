@@ -11,7 +11,7 @@ from tops.protocol.messages import LinkMessage
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was queued for a link at one moment. Number 0: nothing but an acknowledgement."""
+    """What was queued for a link at one moment. Number 0: only an acknowledgement."""
 
     number: int
     received: int  # the highest number that its sender acknowledges to have received
@@ -27,8 +27,8 @@ class LinkSession:
         self.unacknowledged: deque[Frame] = deque()
 
     def pack(self, messages: tuple[LinkMessage, ...], acknowledged: int | None = None) -> Frame:
-        """The next frame; it is kept until the other end acknowledges it. It acknowledges everything received, or what
-        `acknowledged` says."""
+        """The next frame; it is kept until the other end acknowledges it. It acknowledges everything received, or up to
+        `acknowledged`."""
         self.sent += 1
         frame = Frame(self.sent, self.received if acknowledged is None else acknowledged, messages)
         self.unacknowledged.append(frame)

@@ -111,7 +111,7 @@ class EpochExecutor:
         """An interactive transaction on the replica set was announced."""
         self.collected.setdefault(tx, [])
         if len(self.collected) > COLLECTED_MAX:
-            self.collected.popitem(last=False)  # a prepare of it is answered with INCOMPLETE
+            self.collected.popitem(last=False)  # a prepare of it gets an INCOMPLETE rejection
 
     def collect(self, tx: TxId, sequence: int, event: Event) -> None:
         """An event of an interactive transaction that is expected; nothing is executed before prepare."""

@@ -113,7 +113,7 @@ class SubTxExecutor:
                 return []
             spec = self.spec
             if requested is DISTRIBUTED and spec.tx_type is LOCAL_TX:
-                alarm = Alarm("wrong-scope", f"{self.tx} is local: on_join asked for the distributed scope")
+                alarm = Alarm("wrong-scope", f"{self.tx} is local: on_join returned the distributed scope")
                 return [alarm, *self.take(NONE), *chosen(self)]
             return self.take(granted_scope(requested, spec.limit, spec.tx_type)) + chosen(self)
 
@@ -365,7 +365,7 @@ class SubTxExecutor:
         calls: Calls,
         ended: "Callable[[SubTxExecutor], list[Effect]]",
     ) -> "SubTxExecutor":
-        """A promise that was found again after a crash."""
+        """A prepared sub-transaction that was found after a crash."""
         executor = cls(
             tx,
             subscription,

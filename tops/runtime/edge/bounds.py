@@ -1,11 +1,11 @@
 """How long texts and lists in a message of a site may be.
 
-What a broker remembers of a message, or writes to its journal, must not grow with what a site makes up: ids, names,
-reasons, definitions, constraints. The bounds follow from the declared types of the fields, so that a field that is
-added has one. Three kinds of fields are left to other bounds: the values that an application sends, which are as long
-as the message; filters, which have a quota; and lists with a member per event or change.
+What a broker keeps of a message, or writes to its journal, must not grow with what a site chooses freely: ids, names,
+reasons, definitions, constraints. The bounds follow from the declared types of the fields, so that a new field has one.
+Three kinds of fields have other bounds: the values that an application sends, which are limited by the message;
+filters, which have a quota; and lists with a member per event or change.
 
-In a frame of at most `TEXT_MAX` bytes nothing can be longer than a bound, so that short frames need no look.
+In a frame of at most `TEXT_MAX` bytes nothing can exceed a bound, so short frames are not checked.
 """
 
 import types
@@ -38,9 +38,9 @@ from tops.protocol.messages import (
 )
 
 MEMBERS_MAX: Final = 2048  # of a list, a set or a map
-PART_BYTES_MAX: Final = 64 * 2**10  # of a part of a message that is kept as it is
+PART_BYTES_MAX: Final = 64 * 2**10  # of a part of a message that the broker keeps unchanged
 
-# What an application sends: as long as the message may be.
+# Values of an application: limited by the message.
 VALUES: Final = frozenset(
     [
         (Event, "body"),
@@ -50,7 +50,7 @@ VALUES: Final = frozenset(
         (EpochVoted, "rows"),
     ]
 )
-# Lists with a member per event, change or transaction of an application: as long as the message may be.
+# Lists with a member per event, change or transaction of an application: limited by the message.
 UNCOUNTED: Final = frozenset(
     [
         (RunOneShot, "events"),
@@ -59,7 +59,7 @@ UNCOUNTED: Final = frozenset(
         (AppliedIndexReported, "transactions"),
     ]
 )
-# Kept as they are, for a long time: bounded as a whole.
+# Kept unchanged, for a long time: bounded as a whole.
 PARTS: Final = frozenset(
     [
         (SubscriptionChanged, "definitions"),
@@ -73,11 +73,11 @@ PARTS: Final = frozenset(
 )
 _UNBOUNDED: Final = frozenset([int, float, bool, type(None), Any, msgspec.Raw, Filter])
 
-Check = Callable[[str, Any], None]  # InvalidEvent if this value of the field of that name is over its bound
+Check = Callable[[str, Any], None]  # raises InvalidEvent if this value of the named field exceeds its bound
 
 
 def check_bounds(message: msgspec.Struct) -> None:
-    """InvalidEvent if a text or a list in a message of a site is longer than anything that a site has to say."""
+    """Raise InvalidEvent if a text or a list in a message of a site exceeds its bound."""
     check = check_of(type(message))
     if check is not None:
         check("", message)
@@ -85,7 +85,7 @@ def check_bounds(message: msgspec.Struct) -> None:
 
 @cache
 def check_of(hint: Any) -> Check | None:
-    """The check of all values of a declared type; None if they have no bound of their own."""
+    """The check of the values of a declared type; None if they have no bound of their own."""
     if isinstance(hint, typing.NewType):
         return check_of(hint.__supertype__)
     if hint in _UNBOUNDED or (isinstance(hint, type) and issubclass(hint, Enum)):
@@ -105,7 +105,7 @@ def check_of(hint: Any) -> Check | None:
         return _listed(check_of(parts[0]), counted=True)
     if origin is dict:
         return _mapped(check_of(parts[0]), check_of(parts[1]))
-    raise TypeError(f"no bound is known for {hint!r}: say in tops.runtime.edge.bounds what it is")
+    raise TypeError(f"no bound is defined for {hint!r}: add it in tops.runtime.edge.bounds")
 
 
 def _over(name: str, what: str, most: int) -> InvalidEvent:
@@ -163,7 +163,7 @@ def _mapped(of_key: Check | None, of_value: Check | None) -> Check:
 
 
 def _union(parts: tuple[Any, ...]) -> Check | None:
-    """Members of a union are told apart by their own types."""
+    """The types of the values distinguish the members of a union."""
     checks = {_type_of(part): of_part for part in parts if (of_part := check_of(part)) is not None}
     if not checks:
         return None

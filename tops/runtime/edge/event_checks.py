@@ -1,9 +1,9 @@
 """What a broker checks of the events in a message of a site, whatever rights the site has.
 
-How deep values are nested: each level costs a decoder a level of its stack, so that a value that one broker could
-decode might be one too many for the next, or for its own journal. With one bound at the edge every node can decode and
-encode what is behind it. Whether a body fits the definition of a replica set's type. And the writer's clock in a
-replica set's log, which is replaced where it is wrong: replicas go by it.
+The depth of nested values: each level costs a decoder a level of its stack, so a value that one broker can decode may
+be too deep for the next one, or for its own journal. With one bound at the edge every node can decode and encode what
+passes it. Whether a body fits the definition of a replica set's type. And the writer's clock in a replica set's log: it
+is replaced if it is wrong, since replicas rely on it.
 """
 
 import time
@@ -55,11 +55,11 @@ _CHECKED: Final = frozenset(
         CensusOpened,
         TypeAdvertised,
     ]
-)  # all that carry values of any kind; `Filter` checks its own
+)  # all messages with values of any kind; `Filter` checks its own
 
 
 def check_nesting(name: str, values: dict[str, Any]) -> None:
-    """InvalidEvent if one of the values is nested too deeply. Takes one step per level, without recursion."""
+    """Raise InvalidEvent if a value is nested too deeply. Takes one step per level, without recursion."""
     for attribute, value in values.items():
         if type(value) in _CONTAINERS and _is_too_deep(value):
             raise InvalidEvent(name, attribute[:NAME_LENGTH_MAX], f"is nested deeper than {NESTING_MAX} levels")
@@ -80,8 +80,8 @@ def _members(container: Any) -> Iterable[object]:
 
 def _may_be_deep(bodies: Sequence[msgspec.Raw]) -> bool:
     """Whether one of these encoded bodies may be nested too deeply. False is certain: a body has at most as many levels
-    as all of them have headers of containers, less those that other bodies begin with. Bytes inside of texts count as
-    headers too, so True says little."""
+    as all of them have headers of containers, less those with which other bodies begin. Bytes inside of texts count as
+    headers as well, so True is only a suspicion."""
     beginnings = bytes(map(_first_byte, map(bytes, bodies)))
     return _headers(b"".join(bodies)) - (_headers(beginnings) - 1) > NESTING_MAX
 
@@ -91,17 +91,17 @@ def _headers(data: bytes) -> int:
 
 
 class EventChecks:
-    """The checks of one site's events. Those of a replica set's types are checked against their definition, which their
-    name tells; those of other types are at their rendezvous, which knows it."""
+    """The checks of one site's events. Events of a replica set's types are checked against their definition, which
+    follows from the name; events of other types are checked at their rendezvous, which has the definition."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._of_sets: dict[str, EventType | None] = {}  # by name; None: no name of a set
+        self._of_sets: dict[str, EventType | None] = {}  # by name; None: no type of a set
         self._logs: set[str] = set()
 
     def check(self, message: object) -> None:
-        """InvalidEvent, InvalidEventType or InvalidTransaction if this publication or letter holds what must not
-        pass."""
+        """Raise InvalidEvent, InvalidEventType or InvalidTransaction if the content of this publication or message must
+        not pass."""
         if type(message) not in _CHECKED:
             return
         match message:
@@ -157,11 +157,11 @@ class EventChecks:
         return int(self._clock() * 1000)
 
     def _encoded(self, message: EventsPublished) -> None:
-        """Bodies of a set's types are decoded and checked like others. Those of other types are decoded only if they
-        may be nested too deeply: most stay encoded on all their way."""
+        """Check encoded bodies. Those of a set's types are decoded and checked like others; those of other types are
+        decoded only if they may be nested too deeply: most stay encoded on their whole way."""
         name = message.event_type
         if self._of_set(name) is None:
-            if _may_be_deep(message.bodies):  # most often nothing in the whole message is
+            if _may_be_deep(message.bodies):  # rarely true, and tested once for the whole message
                 for encoded in message.bodies:
                     if _may_be_deep((encoded,)):
                         self.event(_decoded(name, encoded))
@@ -170,7 +170,9 @@ class EventChecks:
         replaced = [self.event(event) for event in events]
         if any(replaced):
             bodies = tuple(msgspec.Raw(encode_body(event.body)) for event in events)
-            msgspec.structs.force_setattr(message, "bodies", bodies)  # in place, as with the others
+            msgspec.structs.force_setattr(
+                message, "bodies", bodies
+            )  # in place: the message was decoded for this site alone
 
 
 def _bound_clock(body: dict[str, Any], now_ms: int) -> bool:

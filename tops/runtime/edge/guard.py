@@ -1,8 +1,8 @@
-"""What a site may send and receive: every message is checked where the site is connected, by what the message names.
+"""What a site may send and receive: its broker checks every message, by the objects that the message names.
 
-Brokers believe each other, so nothing that only a broker or a coordinator says passes here. A message is either
-allowed, or rejected with what the site needs to end the request that it belongs to. Which right a message needs is in
-`tops.runtime.edge.rights`.
+Brokers trust each other, so a message that only a broker or a coordinator sends must not pass here. A message is either
+allowed, or rejected with the data that the site needs to end the request behind it. `tops.runtime.edge.rights` defines
+the right that each message needs.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ from tops.security import Identity, Permissions, Verb
 
 
 class GuardRejection(msgspec.Struct, frozen=True):
-    """A message that was not acted on; `subjects` has one for each request of the site that it answers."""
+    """A message that was not acted on; `subjects` has one for each request of the site that ends with it."""
 
     subjects: tuple[str, ...]
     error: PermissionDenied
@@ -74,30 +74,32 @@ class Guard:
         *,
         may_represent_all: bool = False,
     ) -> None:
-        """`may_represent_all`: the site needs no right to act for its principal, since names are not proved here."""
+        """`may_represent_all`: the site needs no right to act for its principal, since names are not proved in this
+        cluster."""
         self._checks = EventChecks()
         self._may_represent_all = may_represent_all
         self.identity, self.principal, self._permissions = identity, principal, permissions
         node = node_id(identity.name, instance)
-        # One service has sessions for many principals: what one of them began is not another's.
+        # One service has sessions for many principals, which must not end each other's transactions.
         self._origins = frozenset([identity.name if principal is None else node, *brokers])
         self._addressed = {SetPart.REQUESTS: requests_filter(node), SetPart.RESPONSES: responses_filter(node)}
         self._publishable: set[str] = set()
-        self._granted: set[Right] = set()  # what was checked before: the roles of one `Permissions` never change
+        self._granted: set[Right] = set()  # a cache: the roles of one `Permissions` never change
         self._readable: dict[str, bool] = {}
-        self.unreckoned = 0  # messages that are not reckoned against the site's rate yet
+        self.uncounted = 0  # messages that do not count against the site's rate yet
 
     def rejection(self, message: LinkMessage, size: int = 0) -> GuardRejection | None:
-        """Why this message, in a frame of so many bytes, must not be acted on; ProtocolError if no site ever sends it.
+        """Why this message, in a frame of that size, must not be acted on, or None; ProtocolError if no site may ever
+        send it.
 
-        A writer's clock that is wrong is replaced in the message."""
+        A wrong writer's clock is replaced in the message."""
         try:
             if size > TEXT_MAX:
                 check_bounds(message)
             if type(message) is Dissemination:
                 publication = message.publication
                 if type(publication) is Published:
-                    # The path of every ordinary event: one look-up.
+                    # The path of every ordinary event: one lookup.
                     name = publication.event.type
                     if name not in self._publishable:
                         self._check(publishing(name))
@@ -122,8 +124,8 @@ class Guard:
         return None
 
     def too_large(self, message: LinkMessage) -> GuardRejection | None:
-        """Why this message must not be acted on if it is longer than what brokers can send on inside of others. It is
-        measured as it will be encoded again: that may be longer than what arrived."""
+        """Why this message must not be acted on, or None: it is too long to be forwarded inside of other messages. Its
+        size is that of a new encoding, which may be longer than what arrived."""
         publication = message.publication if type(message) is Dissemination else None
         bytes_max = ENCODED_BYTES_MAX if type(publication) is EventsPublished else SITE_MESSAGE_BYTES_MAX
         size = encoded_bytes(message)
@@ -169,7 +171,7 @@ class Guard:
             if type(message) is FollowLog and message.defines and not self._may_extend(message.definitions):
                 msgspec.structs.force_setattr(message, "defines", False)  # in place: it was decoded for this site alone
         if envelope.to.handle and kind is not DecisionRelayed:
-            raise ProtocolError(f"{self.identity} sent a {kind.__name__} to another site, which only brokers do")
+            raise ProtocolError(f"{self.identity} sent a {kind.__name__} to another site, which only brokers may do")
         if type(message) is GetOutcome:
             verb = Verb.BEGIN if self._is_own(message.tx) else Verb.RESOLVE
             self._check(((verb,), message.event_type))
@@ -212,12 +214,13 @@ class Guard:
         return represents and allowed(self.principal, verb, event_type)
 
     def _is_own(self, tx: str) -> bool:
-        """Whether the site's identity began the transaction, or a broker allotted its id: it is a public one then."""
+        """Whether the site's identity began the transaction, or a broker assigned its id: then it is a public one."""
         node = tx.rsplit(".", 2)[0]
         return node in self._origins or (self.principal is None and node.partition(":")[0] in self._origins)
 
     def _check_own(self, tx: str, kind: type) -> None:
-        """A private transaction is its initiator's alone; the coordinator knows who has a part in a public one."""
+        """Raise PermissionDenied for a private transaction of another site. For public ones the coordinator checks
+        whether the site takes part."""
         if not self._is_own(tx):
             raise PermissionDenied(
                 f"{self.identity} may not send a {kind.__name__} about {tx[:200]!r}, which another site began",
@@ -227,7 +230,8 @@ class Guard:
             )
 
     def deliverable(self, message: LinkMessage) -> LinkMessage | None:
-        """What of a message may go out to the site: a subscription to a parent type must not leak a child's events."""
+        """The part of a message that may be sent to the site: a subscription to a parent type must not disclose events
+        of a child type without the right to receive them."""
         if type(message) is Dissemination:
             publication = message.publication
             if type(publication) is Published or type(publication) is TxPublished:
@@ -244,7 +248,7 @@ class Guard:
 
     @property
     def accountable(self) -> str:
-        """Whose quotas its messages count against."""
+        """The identity whose quotas its messages count against."""
         return (self.principal or self.identity).name
 
     def may_read(self, event_type: str) -> bool:
@@ -285,7 +289,7 @@ def _subjects(message: LinkMessage) -> tuple[str, ...]:
 
 
 def _subject(message: LinkMessage) -> str:
-    """What the refused message was about, in words that the site finds its request by."""
+    """The subject of a rejected message, by which the site finds its request."""
     match message:
         case Dissemination(publication=Published() | EventsPublished() as published):
             return f"events {type_of(published)}"

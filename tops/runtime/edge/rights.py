@@ -1,8 +1,8 @@
 """Which right a site needs for each message that it sends: the first of the three tables of rights.
 
-The table is complete: a message that has no entry can't be sent by a site, and neither can one whose entry says that
-only brokers send it. A right is checked under the event type that the message itself names. That a message speaks for
-its own sender and for nobody else is not a matter of rights: brokers stamp who sent it.
+The table is complete: a site can't send a message that has no entry, nor one whose entry says that only brokers send
+it. A right is checked under the event type that the message itself names. Rights do not have to ensure that a message
+concerns only its own sender: brokers stamp the sender.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -85,7 +85,7 @@ Right = tuple[tuple[Verb, ...], str]  # one of these verbs, on this event type
 
 
 class Need(NamedTuple):
-    """What a message needs; `words` says it in the documentation."""
+    """What a message needs; `words` is the text for the documentation."""
 
     words: str
     rights: Callable[[Any], Iterable[Right]]
@@ -95,7 +95,7 @@ REQUESTING = (Verb.READ, Verb.WRITE, Verb.OPERATE)
 
 
 def publishing(event_type: str) -> Right:
-    """What it takes to publish single events of a type, and to advertise it as a publisher of single events."""
+    """The right to publish single events of a type, and to advertise it for that."""
     match set_part(event_type):
         case SetPart.LOG:
             return ((Verb.ORIGINATE,), event_type)
@@ -107,7 +107,7 @@ def publishing(event_type: str) -> Right:
 
 
 def receiving(event_type: str) -> Right:
-    """What it takes to receive events of a type."""
+    """The right to receive events of a type."""
     match set_part(event_type):
         case SetPart.REQUESTS:
             return ((Verb.RESPOND,), event_type)
@@ -117,7 +117,7 @@ def receiving(event_type: str) -> Right:
 
 
 def advertising(event_type: str) -> Right:
-    """Whoever may send requests, or answer them, may say that it is going to."""
+    """The right to advertise a type: for the types of requests and responses, the right to send them."""
     if set_part(event_type) is SetPart.LOG:
         return (REQUESTING, event_type)  # its definition is fixed, and running or publishing something needs more
     if set_part(event_type) in (SetPart.REQUESTS, SetPart.RESPONSES):
@@ -126,7 +126,7 @@ def advertising(event_type: str) -> Right:
 
 
 def extending(definitions: Definitions) -> Iterable[Right]:
-    """What it takes to declare a child of these types: their subscribers receive the child's events from then on."""
+    """The rights to declare a child of these types, whose subscribers receive the child's events from then on."""
     return [((Verb.ADVERTISE, Verb.PUBLISH), ancestor.name) for ancestor in definitions[:-1]]
 
 
@@ -136,7 +136,7 @@ def _on(verb: Verb, event_type: str) -> Right:
 
 def _subscribing(m: SubscriptionChanged) -> Iterable[Right]:
     if m.filter is None:
-        return ()  # an end
+        return ()  # the subscription ends
     name = m.definitions[-1].name
     return (receiving(name), _on(Verb.FOLLOW, name)) if m.durable else (receiving(name),)
 
@@ -170,8 +170,8 @@ def _taking_part(
 
 
 def _running(spec: TxSpec, events: Iterable[Event]) -> Iterable[Right]:
-    """On a set's log writes need `write`; what was captured elsewhere, and what is no write, comes from replicas.
-    What is not bound by the set's plans needs `operate`, whatever it carries."""
+    """On a set's log writes need `write`; captured rows, and events that are no writes, come only from replicas.
+    A transaction that is not bound by the set's plans needs `operate`, whatever it contains."""
     name = spec.event_type
     if set_part(name) is not SetPart.LOG:
         return (_on(Verb.BEGIN, name), *(_on(Verb.PUBLISH, other) for other in {event.type for event in events}))
@@ -207,18 +207,18 @@ def _nothing(m: object) -> Iterable[Right]:
 
 _PUBLISHES = "publish; on a set's log originate, requests read, write or operate, responses respond"
 _RECEIVES = "subscribe; requests respond, responses read, write or operate"
-_OWN = "none: only for transactions that are the sender's own, or that it published in"
+_OWN = "none: only for the sender's own transactions, or those in which it has published"
 _VOTES = Need("participate", _voting)
 _TAKES_PART = Need("participate", _taking_part)
 _BEGINS = Need("begin; on a set's log originate", _begins)
 _RUNS = (
-    "begin, and publish for each event; on a set's log write, past its plans operate, what was captured originate, "
+    "begin, and publish for each event; on a set's log write, outside of its plans operate, captured rows originate, "
     "barriers, repairs and housekeeping operate or originate"
 )
 _SUBSCRIBES = Need("subscribe", lambda m: (receiving(m.event_type),))
 
 LINK_RIGHTS: Mapping[type, Need | None] = {
-    # what carries other messages: each is checked by what it carries
+    # messages that contain other messages: checked by their content
     Envelope: Need("as its body", _nothing),
     Dissemination: Need("as its publication", _nothing),
     # publications
@@ -231,8 +231,8 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     TxAbandoned: None,
     # subscriptions
     SubscriptionChanged: Need(f"{_RECEIVES}; durable also follow", _subscribing),
-    ScopeChosen: Need("none: only what the site takes of a transaction that it was told of", _nothing),
-    ConfirmRoute: Need("none: only when one's own subscription is in place", _nothing),
+    ScopeChosen: Need("none: only the site's own scope in a transaction that was announced to it", _nothing),
+    ConfirmRoute: Need("none: only for the site's own subscription", _nothing),
     RouteAdded: None,
     RouteRemoved: None,
     RoutesReset: None,
@@ -246,12 +246,12 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     AdvertisementHandled: None,
     EventConfirmed: None,
     EventsRejected: None,
-    FollowLog: Need("subscribe and follow; in passing subscribe", _following),
+    FollowLog: Need("subscribe and follow; ephemeral only subscribe", _following),
     LogDelivered: None,
     FollowRejected: None,
     GetLogState: _SUBSCRIBES,
     LogStateReported: None,
-    EndLog: Need("follow for one's own, operate for another's", _ending_log),
+    EndLog: Need("follow for the site's own, operate for others", _ending_log),
     LogEnded: None,
     GetAppliedIndex: None,
     AppliedIndexReported: _TAKES_PART,
@@ -267,8 +267,8 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     PublishInTx: Need("publish", lambda m: (_on(Verb.PUBLISH, m.event.type),)),
     PublisherDone: Need(_OWN, _nothing),
     CommitTx: Need(_OWN, _nothing),
-    AbortTx: Need(f"{_OWN}; operate for another's", lambda m: (_on(Verb.OPERATE, m.event_type),) if m.operator else ()),
-    GetOutcome: Need("begin for one's own and for public ones, resolve for another's", _nothing),
+    AbortTx: Need(f"{_OWN}; operate for others", lambda m: (_on(Verb.OPERATE, m.event_type),) if m.operator else ()),
+    GetOutcome: Need("begin for the site's own and for public ones, resolve for others", _nothing),
     TxOpened: None,
     PublishInTxHandled: None,
     VotesMissing: None,
@@ -296,7 +296,7 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
 
 
 def links_table() -> str:
-    """The table as the documentation shows it."""
+    """The table of the documentation."""
     sent = [(kind.__name__, need.words) for kind, need in LINK_RIGHTS.items() if need is not None]
     lines = ["| message | right that a site needs |", "|---|---|", *(f"| `{name}` | {words} |" for name, words in sent)]
     brokers = ", ".join(f"`{kind.__name__}`" for kind, need in LINK_RIGHTS.items() if need is None)
@@ -304,7 +304,7 @@ def links_table() -> str:
 
 
 def roles_table() -> str:
-    """Which verbs the default roles have."""
+    """The table of the verbs of the default roles."""
     verbs = list(Verb)
     lines = [f"| role | on | {' | '.join(verb.value for verb in verbs)} |", "|---|---|" + "---|" * len(verbs)]
     for role in DEFAULT_ROLES.values():

@@ -24,7 +24,7 @@ async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heart
     tls = None
     if url.startswith("wss:"):
         try:
-            own.reload()  # a node whose certificate ended while it was away comes back with the renewed one
+            own.reload()  # the certificate may have been renewed while the node was unreachable
         except ConfigError as error:
             log.warning("keys not reloaded", extra={"node": own.party.identity.name, "reason": str(error)})
         tls = own.client_tls()
@@ -40,10 +40,10 @@ async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heart
     except aiohttp.WSServerHandshakeError as error:
         if error.status == HTTPStatus.MISDIRECTED_REQUEST:
             raise NotAuthenticated(
-                f"{url}: the broker there does not go by this name: use its own, or add this one to its 'hosts'"
+                f"{url}: the broker there does not have this host name: use its own, or add this one to its 'hosts'"
             ) from None
         raise
-    assert isinstance(socket, DialledSocket), "the session is one of `client_session`"
+    assert isinstance(socket, DialledSocket), "the session was not made by `client_session`"
     socket.address = URL(url).host_port_subcomponent or ""
     socket.read_up_to(FRAME_BYTES_MAX)
     return socket

@@ -1,8 +1,8 @@
 """Points at which a test freezes this process, so that it can be killed at an exact step; absent in every other run.
 
 With `TOPS_FAULT_POINTS=DIRECTORY` in the environment, a file `arm` there names a kind of message and a count:
-`EpochDecided 2`. The process stops itself (SIGSTOP) right before the second frame that carries such a message leaves
-it, after it has renamed the file to `reached`. Whoever armed the point kills the process or lets it go on.
+`EpochDecided 2`. The process renames the file to `reached` and stops itself (SIGSTOP) right before it sends the second
+frame with such a message. The test that armed the point kills the process or continues it.
 """
 
 import os
@@ -38,6 +38,6 @@ class FaultPoint:
 
 
 def fault_point() -> FaultPoint | None:
-    """What the environment asks for; None outside of tests."""
+    """The fault point that the environment names; None outside of tests."""
     directory = os.environ.get(VARIABLE)
     return None if directory is None else FaultPoint(Path(directory))

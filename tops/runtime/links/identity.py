@@ -1,4 +1,4 @@
-"""Who this node is on the network: its keys, or the secret in their place, and the handshake on a fresh connection."""
+"""This node's identity on the network: its keys, or the secret instead of them, and the handshake on a connection."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ from tops.security import (
 )
 
 HANDSHAKE_TIMEOUT_S = 10.0
-RELOAD_S = 5.0  # between two looks at the files of our keys
+RELOAD_S = 5.0  # between two checks of the key files
 
 log = logging.getLogger("tops.security")
 
@@ -57,7 +57,7 @@ class Self:
 
     @classmethod
     def with_keys(cls, folder: Path, incarnation: int, insecure: str | None = None, instance: str = "") -> "Self":
-        """Raises ConfigError when the keys can't be used, also when they are expired or revoked."""
+        """With keys from a folder; ConfigError if they can't be used, are expired or revoked."""
         keys = NodeKeys.load(folder)
         return cls(Party.secured(keys.credentials, keys.trust, incarnation, insecure, instance), keys)
 
@@ -73,35 +73,37 @@ class Self:
         secret: Secret | None = None,
         instance: str = "",
     ) -> "Self":
-        """`secret` is what a broker expects of who connects to it; whoever connects finds the other's by itself."""
+        """Without keys. `secret` is what a broker expects of nodes that connect; a connecting node finds the broker's
+        secret by itself."""
         return cls(Party.insecure(cluster, kind, name, incarnation, site_role, insecure, secret, instance))
 
     def acting_for(self, principal: Principal | None) -> "Self":
-        """This node in a session for another identity; brokers accept that from services only."""
+        """This node in a session for another identity; brokers accept that only from services."""
         return Self(self.party.acting_for(principal), self.keys)
 
     @property
     def node(self) -> NodeId:
-        """What this session goes by in the overlay."""
+        """The name of this session in the overlay."""
         return node_id(self.party.identity.name, self.party.instance)
 
     def reload(self) -> None:
-        """Use renewed keys and new revocations from here on; ConfigError, and the old ones stay, if they can't be."""
+        """Use renewed keys and new revocations from here on; if that fails, ConfigError, and the old ones stay in
+        use."""
         if self.keys is not None:
             self.keys.reload()
             self.party = self.party.renewed(self.keys.credentials)
 
     def decision_signer(self) -> Sign | None:
-        """What this node, as a coordinator, signs its decisions with; None without keys."""
+        """Signs decisions of this node as a coordinator; None without keys."""
         keys = self.keys
         return None if keys is None else decision_signer(lambda: keys.credentials)
 
     def decision_checker(self) -> CheckProof | None:
-        """How this node checks a decision that a participant passes on; None without keys, where names are believed."""
+        """Checks a decision that a participant relays; None without keys, where names are trusted."""
         return None if self.keys is None else decision_checker(self.keys.trust)
 
     def server_tls(self, rejected: Callable[[str], None]) -> ssl.SSLContext | None:
-        """`rejected` hears why a TLS handshake failed."""
+        """`rejected` is called with the reason when a TLS handshake failed."""
         return None if self.keys is None else server_context(self.keys, rejected)
 
     def client_tls(self) -> ssl.SSLContext | None:
@@ -113,8 +115,8 @@ class Self:
 
     @asynccontextmanager
     async def watching(self, socket: Socket) -> AsyncIterator[None]:
-        """Follow the files of our keys while this connection stands, and close it if the certificate of its other end
-        is revoked or has expired."""
+        """Watch the key files while this connection exists, and close it if the certificate of the other end is revoked
+        or has expired."""
         watch = None if self.keys is None else asyncio.ensure_future(self._watch(socket, self.keys))
         try:
             yield
@@ -140,7 +142,7 @@ class Self:
                 except NotAuthenticated as error:
                     fields = {"node": self.party.identity.name, "reason": str(error)}
                     log.warning("certificate revoked or expired", extra=fields)
-                    await socket.close(code=1008, message=b"your certificate is revoked or has expired")
+                    await socket.close(code=1008, message=b"the certificate of the other end is revoked or has expired")
 
     async def accept(self, socket: Socket, peer_host: str) -> Peer:
         """The accepting side of the handshake; NotAuthenticated or ProtocolError if it fails."""
@@ -152,7 +154,8 @@ class Self:
         """The connecting side of the handshake; the other must be a broker."""
         party = self.party
         if self.trust is None:
-            # Looked up each time: a broker that was set up anew has another. It exists before its broker listens.
+            # Read each time: a broker that was set up again has another secret. The secret exists before the broker
+            # listens.
             party = party.knowing(find_secret(socket.address))
         initiator = Initiator(party, _channel(socket, peer_host), fresh_nonce(), expected)
         await socket.send_bytes(initiator.hello())

@@ -54,13 +54,13 @@ class Traffic:
 
 
 class LinkOwner(Protocol):
-    """Who hears what arrives."""
+    """Receives what arrives on a link."""
 
     def take(self, link: "Link", messages: tuple[LinkMessage, ...], size: int) -> float:
-        """Messages of a frame of `size` bytes; returns for how many seconds nothing more should be read from it."""
+        """Process the messages of a frame of `size` bytes; returns for how many seconds nothing more should be read."""
 
     def pause(self, link: "Link") -> float:
-        """Asked when that time is over: for how many more seconds."""
+        """Called when that time is over: returns for how many more seconds."""
 
     def on_control(self, link: "Link", control: AnyControl) -> None: ...
 
@@ -72,18 +72,18 @@ class Link:
         self.name, self.incarnation, self.session_name = name, incarnation, session_name
         self.flow = LinkFlow()
         self.session = self.flow.session
-        self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
+        self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
         self.traffic = Traffic()
-        self.parted: str | None = None  # why the other end closed, if it said so
+        self.parted: str | None = None  # why the other end closed, if it sent a `Goodbye`
         self._controls: deque[AnyControl] = deque()
         self._acknowledge_later: asyncio.TimerHandle | None = None
         self._woken = False
         self._draining: asyncio.Task[None] | None = None  # the connection is full
-        self._resting: asyncio.Future[None] | None = None  # until then nothing is taken from the other end
-        self._failure: Exception | None = None  # of what arrived, for the reader
+        self._resting: asyncio.Future[None] | None = None  # nothing is read until it is done
+        self._failure: Exception | None = None  # caused by a message, for the reader
         self._window_waiters: list[asyncio.Future[None]] = []
         self._flushes: list[asyncio.Future[None]] = []
-        self._flush_requested = 0  # up to which frame an acknowledgement was asked for
+        self._flush_requested = 0  # up to which frame an acknowledgement was requested
         self._socket: Socket | None = None
         self._closing: asyncio.Task[Any] | None = None
         self._released = asyncio.Event()
@@ -105,23 +105,23 @@ class Link:
     # ------------------------------------------------------------------------------------------------------- sending
 
     def enqueue(self, encoded: bytes) -> None:
-        """Queue one message, as `encode_message` gave it."""
+        """Queue one message, encoded by `encode_message`."""
         self.flow.queue(msgspec.Raw(encoded), len(encoded))
         self._wake()
 
     def send_now(self) -> None:
-        """Send what is queued without waiting for the end of the loop's turn: for what somebody waits for and what
-        would rarely get company until then."""
+        """Send what is queued without waiting for the end of the event-loop iteration: for a message that a client
+        needs at once, and to which little would be added until then."""
         self._write()
 
     def send_control(self, control: AnyControl) -> None:
-        """A word about the link; lost if there is no connection."""
+        """Send a control frame; it is dropped if there is no connection."""
         if self._socket is not None:
             self._controls.append(control)
             self._wake()
 
     def hold(self, holding: bool) -> None:
-        """Stop or go on telling the other end what was received, so that it stops or goes on sending."""
+        """Withhold or continue acknowledgements, so that the other end stops or continues to send."""
         if self.flow.hold(holding):
             self._wake()
 
@@ -130,14 +130,14 @@ class Link:
         return self.flow.queued_bytes > QUEUE_BYTES_MAX
 
     async def wait_writable(self) -> None:
-        """Returns when there is room for more; whoever may be slowed down waits here."""
+        """Returns when the queue is within its window; publishers wait here."""
         while self.is_full:
             waiting = self._loop.create_future()
             self._window_waiters.append(waiting)
             await waiting
 
     async def flushed(self) -> None:
-        """Returns when everything posted so far has arrived at the other end."""
+        """Returns when everything queued so far has arrived at the other end."""
         upto = self.session.sent + (1 if self.flow.has_queued else 0)
         while not self.flow.all_arrived(upto):
             arrived = self._loop.create_future()
@@ -146,24 +146,24 @@ class Link:
             await arrived
 
     def close(self, reason: str) -> None:
-        """Say why, and close the connection; the session stays."""
+        """Send the reason, and close the connection; the session stays."""
         socket = self._socket
         if socket is not None and self._closing is None:
             self._closing = asyncio.ensure_future(_part(socket, reason))
 
     def fail(self, error: Exception) -> None:
-        """What has arrived can't be taken: the connection ends with this error."""
+        """What has arrived can't be processed: the connection ends with this error."""
         self._failure = error
         self.close(str(error))
 
     def abandon(self) -> None:
-        """Another link takes over: whoever waits for room looks for it there."""
+        """Another link replaces this one: publishers that wait for this one's window continue there."""
         self.flow.abandon()
         _release(self._window_waiters)
         _release(self._flushes)
 
     def end(self, error: TopsError) -> None:
-        """There is not going to be another connection: whoever waits for room hears why."""
+        """There will be no other connection: end every wait with this error."""
         for waiting in (*self._window_waiters, *self._flushes):
             if not waiting.done():
                 waiting.set_exception(error)
@@ -173,7 +173,7 @@ class Link:
     # ---------------------------------------------------------------------------------------------------- connections
 
     async def serve(self, socket: Socket, received_by_peer: int, owner: LinkOwner) -> None:
-        """Carry the session over this connection until it breaks; raises ProtocolError for what is not ours."""
+        """Carry the session over this connection until it breaks; raises ProtocolError for undecodable data."""
         # Before this connection counts: it ends here if that many frames were never sent.
         self.flow.connected(received_by_peer)
         self._socket, self._closing, self.parted = socket, None, None
@@ -204,7 +204,7 @@ class Link:
         await self._released.wait()
 
     def _wake(self) -> None:
-        """There is something to send: at the end of this turn of the loop, with all that comes until then."""
+        """Send at the end of this event-loop iteration, with everything that is queued until then."""
         if not self._woken and self._socket is not None:
             self._woken = True
             self._loop.call_soon(self._woken_up)
@@ -223,7 +223,7 @@ class Link:
                     self._draining = asyncio.ensure_future(self._go_on_when_drained(socket))
                     return
         except ConnectionError:
-            return  # the reader hears of it as well, and what was not acknowledged is sent again
+            return  # the reader notices it as well, and what is not acknowledged is sent again
 
     async def _go_on_when_drained(self, socket: Socket) -> None:
         with suppress(ConnectionError):
@@ -253,7 +253,7 @@ class Link:
         return data
 
     async def _read(self, socket: Socket, owner: LinkOwner) -> None:
-        """What is not taken in the moment it arrives is taken here; so are the end and whatever went wrong."""
+        """Process what was not processed at its arrival, the end of the connection, and errors."""
 
         def arrived_now(data: bytes) -> bool:
             if self._failure is not None or self._resting is not None:
@@ -272,18 +272,18 @@ class Link:
                 raise self._failure
             if arrived.type is not aiohttp.WSMsgType.BINARY:
                 if arrived.type is aiohttp.WSMsgType.TEXT:
-                    raise ProtocolError("the other end sent text where only binary messages are spoken")
+                    raise ProtocolError("the other end sent a text message where only binary messages are allowed")
                 if arrived.type is aiohttp.WSMsgType.ERROR and isinstance(arrived.data, aiohttp.WebSocketError):
-                    raise ProtocolError(f"the other end broke the WebSocket protocol: {arrived.data}")
+                    raise ProtocolError(f"the other end violated the WebSocket protocol: {arrived.data}")
                 return
-            if self._resting is not None:  # ended here only: what arrives meanwhile stays behind this message
+            if self._resting is not None:  # waits here alone: what arrives meanwhile stays behind this message
                 await self._resting
                 while self._closing is None and not socket.closed and (pause_s := owner.pause(self)) > 0:
                     await self._rest(pause_s)
                 if self._failure is not None:
                     raise self._failure
                 if self._closing is not None or socket.closed:
-                    return  # what was not taken is not acknowledged either
+                    return  # what was not processed is not acknowledged either
                 self._resting = None
             self._receive(cast(bytes, arrived.data), owner)
 
@@ -299,7 +299,7 @@ class Link:
         elif isinstance(item, RequestAcknowledgement):
             self._acknowledge_now()
         elif isinstance(item, LinkHello):
-            raise ProtocolError("the other end introduced its session twice")
+            raise ProtocolError("the other end sent a second LinkHello")
         else:
             owner.on_control(self, item)
 
@@ -358,21 +358,21 @@ async def _part(socket: Socket, reason: str) -> None:
 async def exchange_link_hello(
     socket: Socket, own: LinkHello, timeout_s: float, *, accepting: bool = False
 ) -> LinkHello:
-    """Send our first word and take the other end's. The accepting end speaks first: before it has, the other is silent,
-    and that is when the accepting end begins to read messages of any size."""
+    """Exchange the first control frames. The accepting end sends first: until then the other end is silent, so that the
+    accepting end can switch to reading messages of any size without losing one."""
     if accepting:
         await socket.send_bytes(encode_control(own))
     data = await receive_bytes(socket, timeout_s)
     if not accepting:
         await socket.send_bytes(encode_control(own))
-    met = decode(data)
-    if isinstance(met, Goodbye):
-        raise ProtocolError(met.reason)
-    if not isinstance(met, LinkHello):
-        raise ProtocolError("the other end did not say which session it has")
-    if met.protocol != own.protocol:
-        raise ProtocolError(f"the other end speaks version {met.protocol} of the messages, this one {own.protocol}")
-    return met
+    theirs = decode(data)
+    if isinstance(theirs, Goodbye):
+        raise ProtocolError(theirs.reason)
+    if not isinstance(theirs, LinkHello):
+        raise ProtocolError("the other end did not name its session")
+    if theirs.protocol != own.protocol:
+        raise ProtocolError(f"the other end has version {theirs.protocol} of the messages, this one {own.protocol}")
+    return theirs
 
 
 async def receive_bytes(socket: Socket, timeout_s: float) -> bytes:
@@ -380,7 +380,7 @@ async def receive_bytes(socket: Socket, timeout_s: float) -> bytes:
     try:
         arrived = await socket.receive(timeout=timeout_s)
     except TimeoutError:
-        raise ProtocolError(f"the other end said nothing for {timeout_s:g} s") from None
+        raise ProtocolError(f"the other end sent nothing for {timeout_s:g} s") from None
     if arrived.type is not aiohttp.WSMsgType.BINARY:
         reason = arrived.extra if isinstance(arrived.extra, str) and arrived.extra else "without a reason"
         raise ProtocolError(f"the connection was closed: {reason}")

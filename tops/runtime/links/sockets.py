@@ -1,9 +1,9 @@
-"""The library's WebSockets, shortened: a binary message is handed over in the moment it has arrived, and written in the
-moment it is ready, without a task, a queue or a future in between. That is a third of what a small message costs.
+"""The library's WebSockets with a shorter path: a binary message is passed on at the moment of its arrival, and written
+when it is ready, without a task, a queue or a future in between. That saves a third of the cost of a small message.
 
-Everything else stays the library's: handshake, heartbeats, closing, and messages that can't be taken at the moment,
-which wait in its queue. What is used of it here is not part of its public face; `pyproject.toml` says since when it is
-as it must be.
+The library does everything else: handshake, heartbeats, closing, and messages that can't be processed at the moment,
+which wait in its queue. This module uses parts of the library that are not public; `pyproject.toml` names the versions
+that have them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Taker = Callable[[bytes], bool]
 
 
 class DirectQueue(WebSocketDataQueue):
-    """Offers binary messages to a taker; what it does not take, and everything behind that, waits to be read."""
+    """Offers binary messages to a taker; a message that it does not take, and all later ones, wait to be read."""
 
     def __init__(self, protocol: Any, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(protocol, QUEUE_BYTES, loop=loop)
@@ -44,7 +44,7 @@ class DirectQueue(WebSocketDataQueue):
 
 
 class _LastReceived:
-    """Tells the library that the other end lives, but not with every message: its timer is not worth one each."""
+    """Reports to the library that the other end is alive, but not with every message: setting its timer is costly."""
 
     _heartbeat: float | None
     _received_at = 0.0
@@ -57,16 +57,17 @@ class _LastReceived:
 
 
 class AcceptedSocket(_LastReceived, web.WebSocketResponse):
-    """The accepting end: reads only little until it knows who is there."""
+    """The accepting end: reads only small messages until the other end is authenticated."""
 
-    address = ""  # the `host:port` that the other end meant; checked to be one of ours
+    address = ""  # the `host:port` that the other end addressed; checked to be one of this broker's
     _reader: Any
 
     def read_up_to(self, size: int, request: web.Request) -> None:
-        """From here on messages may be this large. The other end must be silent now: what is half read is lost.
+        """From here on messages may be this large. The other end must be silent now: a partly read message would be
+        lost.
 
-        The library fixes the size when the connection begins, in a reader that can't be changed: another takes its
-        place."""
+        The library fixes the size when the connection begins, in a reader that can't be changed; so another reader
+        replaces it."""
         loop = asyncio.get_running_loop()
         self._max_msg_size = size
         self._reader = DirectQueue(request.protocol, loop)
@@ -76,13 +77,13 @@ class AcceptedSocket(_LastReceived, web.WebSocketResponse):
 
 
 class DialledSocket(_LastReceived, aiohttp.ClientWebSocketResponse):
-    """The dialling end; in use from the moment the connection stands, when the other end is still silent."""
+    """The dialling end; used from the start of the connection, when the other end is still silent."""
 
-    address = ""  # the `host:port` that was dialled, as the `Host` header had it
+    address = ""  # the `host:port` that was dialled, as in the `Host` header
     _reader: Any
 
     def read_up_to(self, size: int) -> None:
-        """Read into a queue that hands over directly."""
+        """Read into a queue that passes messages on directly."""
         protocol = self._writer.protocol
         self._reader = DirectQueue(protocol, self._loop)
         self._parser = WebSocketReader(self._reader, size, compress=False, decode_text=True)
@@ -93,12 +94,12 @@ Socket = AcceptedSocket | DialledSocket
 
 
 def hand_over(socket: Socket, taker: Taker | None) -> None:
-    """Offer messages to `taker`, which says whether it took one; `receive` gets the others."""
+    """Offer messages to `taker`, which returns whether it took one; `receive` gets the others."""
     socket._reader.taker = taker
 
 
 def write(socket: Socket, data: bytes) -> bool:
-    """Send a binary message; says whether there is room for more. Raises ConnectionError when it is closing."""
+    """Send a binary message; returns whether more can be written. Raises ConnectionError when it is closing."""
     writer: WebSocketWriter | None = socket._writer
     if writer is None or writer._closing:
         raise ConnectionResetError("the connection is closing")
@@ -107,7 +108,7 @@ def write(socket: Socket, data: bytes) -> bool:
 
 
 async def drained(socket: Socket) -> None:
-    """Returns when there is room again; raises ConnectionError when the connection is lost."""
+    """Returns when more can be written; raises ConnectionError when the connection is lost."""
     writer: WebSocketWriter | None = socket._writer
     if writer is not None:
         await writer.protocol._drain_helper()

@@ -1,8 +1,8 @@
-"""Messages to and from bytes, and the few words that two ends of a link say about the link itself.
+"""Messages to and from bytes, and the control frames of a link.
 
-After the handshake every WebSocket message is one byte that tells what follows, then MessagePack: a frame of the link's
-session, or one of the words below. Everything is decoded into declared types; whatever else arrives is a
-`ProtocolError`, never an exception of a library.
+After the handshake every WebSocket message is one byte for the kind, then MessagePack: a frame of the link's session,
+or one of the control frames below. Everything is decoded into declared types; other data is a `ProtocolError`, never an
+exception of a library.
 """
 
 from typing import Final
@@ -20,14 +20,14 @@ CONTROL: Final = 1
 
 
 class LinkControl(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Something about the link, outside its session: neither numbered nor repeated."""
+    """A control frame: about the link itself, outside its session, neither numbered nor repeated."""
 
 
 class LinkHello(LinkControl, frozen=True):
-    """The first word on a connection, from both ends. If both name the same session it goes on, else a new one
-    begins under the name that the accepting end proposes.
+    """The first control frame on a connection, from both ends. If both name the same session, it continues; otherwise a
+    new one begins under the name that the accepting end proposes.
 
-    A broker also names the brokers of the cluster, since rendezvous are chosen among them, and where they listen."""
+    A broker also names the brokers of the cluster, among which rendezvous are chosen, and their addresses."""
 
     protocol: int
     session: str
@@ -45,11 +45,11 @@ class MessageRejected(LinkControl, frozen=True):
     verb: str
     event_type: str
     text: str
-    code: str = "denied"  # or why a message that the rights allow was not acted on: see `Reject`
+    code: str = "denied"  # or why a message within the sender's rights was not acted on: see `Reject`
 
 
 class Backpressure(LinkControl, frozen=True):
-    """A broker has more queued than it likes, or no longer; passed on from broker to broker while `change` is new."""
+    """A broker has too much queued, or no longer; brokers forward it to each other while `change` is new."""
 
     broker: str
     incarnation: int
@@ -58,11 +58,11 @@ class Backpressure(LinkControl, frozen=True):
 
 
 class RequestAcknowledgement(LinkControl, frozen=True):
-    """Somebody waits to hear that everything sent so far has arrived."""
+    """The sender waits for the acknowledgement of everything that it has sent so far."""
 
 
 class Goodbye(LinkControl, frozen=True):
-    """Why the connection is about to be closed by this end."""
+    """The sender is about to close the connection, for this reason."""
 
     reason: str
 
@@ -75,7 +75,7 @@ _controls: msgspec.msgpack.Decoder[AnyControl] = msgspec.msgpack.Decoder(AnyCont
 
 
 def encode_message(message: LinkMessage) -> bytes:
-    """One message, to be put into any number of frames; refused when no frame could hold it."""
+    """One message, to be put into any number of frames; ProtocolError if it fits into none."""
     encoded = _encoder.encode(message)
     if len(encoded) > MESSAGE_BYTES_MAX:
         raise ProtocolError(
@@ -96,7 +96,7 @@ def encode_control(control: AnyControl) -> bytes:
 
 
 def decode(data: bytes) -> Frame | AnyControl:
-    """What one WebSocket message holds."""
+    """The content of one WebSocket message."""
     if not data:
         raise _undecodable("an empty message", None)
     try:
@@ -106,8 +106,8 @@ def decode(data: bytes) -> Frame | AnyControl:
         if data[0] == CONTROL:
             return _controls.decode(memoryview(data)[1:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TopsError, ValueError, TypeError) as error:
-        # A filter or an event type that contradicts itself is refused by its own class, in its own words.
-        raise _undecodable("a message that is not ours", error) from None
+        # Filters and event types that contradict themselves raise errors of their own classes.
+        raise _undecodable("a message that can't be decoded", error) from None
     raise _undecodable(f"a message of unknown kind {data[0]}", None)
 
 
