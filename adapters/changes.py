@@ -159,7 +159,8 @@ def is_known_by_id(member: Member) -> bool:
 
 
 def encode_member(member: Member) -> bytes:
-    return _encoder.encode(member)
+    """Raises InvalidChange where a value can't travel."""
+    return _encoded(member)
 
 
 def decode_member(data: bytes) -> Member:
@@ -187,7 +188,7 @@ def content_digest(member: Member) -> str:
 
 def changes_digest(member: Member) -> str:
     """The same for the same changes, whatever transaction carries them."""
-    return hashlib.sha256(_encoder.encode(member.changes)).hexdigest()[:32]
+    return hashlib.sha256(_encoded(member.changes)).hexdigest()[:32]
 
 
 def members_digest(members: Sequence[Member]) -> str:
@@ -323,3 +324,12 @@ def is_captured(change: Change) -> TypeGuard[RowChange]:
 
 def tables_of(changes: Iterable[Change]) -> set[str]:
     return {change.table for change in changes if not isinstance(change, Statement)}
+
+
+def _encoded(what: Member | Sequence[Change]) -> bytes:
+    try:
+        return _encoder.encode(what)
+    except OverflowError as error:
+        raise InvalidChange(f"an integer of more than 64 bits is given as a Decimal: {error}") from error
+    except (TypeError, UnicodeEncodeError) as error:
+        raise InvalidChange(f"a value can't be part of a change: {error}") from error

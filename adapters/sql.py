@@ -144,7 +144,9 @@ def _one(sql: str, any_dialect: bool) -> Parsed | None:
 
 
 def parse(sql: str) -> tuple[Parsed, ...]:
-    """The statements of a text. Raises NotParsed."""
+    """The statements of a text. Raises NotParsed, or InvalidChange where the text can't even be sent to a server."""
+    if "\0" in sql:  # the parser would not look beyond it, and the server ends the session over it
+        raise InvalidChange(f"the text holds the character NUL, which no SQL can: {sql[:200]!r}")
     return _parse(sql) if len(sql) <= _LONG else _parse_long(sql)
 
 
@@ -156,7 +158,7 @@ def _parse_uncached(sql: str) -> tuple[Parsed, ...]:
     except ParseError as error:
         raise NotParsed(f"{error.args[0]}: {sql[:200]}") from None
     except (UnicodeError, ValueError) as error:
-        raise NotParsed(f"the text can't be SQL: {error}") from None
+        raise InvalidChange(f"the text can't be SQL: {error}") from None
     return tuple(_parsed(statement.stmt) for statement in raw)
 
 

@@ -148,3 +148,12 @@ def test_broken_table_names_are_refused(written: str) -> None:
 def test_a_table_has_one_name_that_can_be_taken_apart_again(schema: str, name: str, joined: str) -> None:
     assert joined_table_name(schema, name) == joined
     assert split_table_name(joined) == (None if schema == "public" else schema, name)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800", object(), [2**70], {"a": "\udfff"}])
+def test_a_value_that_can_t_travel_is_an_invalid_change(value: object) -> None:
+    member = Member(TxId("t"), (Insert("t", {"id": 1, "v": value}),))
+
+    for encode in (encode_member, content_digest):
+        with pytest.raises(InvalidChange):
+            encode(member)

@@ -169,3 +169,13 @@ def test_columns_that_a_condition_fixes() -> None:
     assert postgres.fixed_columns(parsed.node.whereClause, (7,)) == ({"a": 7, "b": "x", "c": 3}, True)  # type: ignore[attr-defined]
     assert postgres.fixed_columns(wider.node.whereClause, (7,)) == ({"a": 7}, False)  # type: ignore[attr-defined]
     assert not postgres.fixed_columns(twice.node.whereClause, ())[1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sql", ["insert into t values ('\0')", "select 1 -- \0", "select '\ud800'"])
+def test_a_text_that_no_server_can_be_sent_is_not_left_to_the_server(sql: str) -> None:
+    for check in (postgres.check_statement, postgres.check_query):
+        with pytest.raises(InvalidChange) as rejected:
+            check(sql)
+        assert not isinstance(
+            rejected.value, postgres.NotParsed
+        )  # such a text goes on to the server, which explains it

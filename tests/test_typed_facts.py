@@ -59,6 +59,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("replication/tables/canonical.py", "numeric_text"): "a value of a row",
     ("replication/tables/canonical.py", "_in_microseconds"): "a value of a row",
     ("adapters/postgres/sql/fixed_times.py", "is_fixed_time"): "a value of a row",
+    ("adapters/postgres/sql/fixed_times.py", "names_a_clock"): "a value of a row",
     ("adapters/postgres/sql/literals.py", "quote"): "a value of a row",
     ("adapters/postgres/copy/schema_dump.py", "_statements"): "a script of SQL",
     ("adapters/postgres/origin/session.py", "_holds_clock"): "a string in a statement",

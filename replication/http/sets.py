@@ -170,7 +170,7 @@ class SetRoutes:
         self._sessions = Sessions(sessions_max)
 
     def add_to(self, routes: Routes, gate: Gate) -> None:
-        gate.authenticate_by(self._by_write_token)
+        gate.authenticate_by_shown_secret(self._by_write_token)
         handlers = (self._list, self._show, self._write)
         for (route, right), handler in zip(RIGHTS.items(), handlers, strict=True):
             routes.add(*route, handler, right)

@@ -6,7 +6,9 @@ are qualified: the caller's `search_path` must be `pg_catalog`.
 
 import asyncpg
 
-_LINES = """
+from adapters.postgres.sql.catalog import GENERATED_BY
+
+_LINES = f"""
 with recursive parts as (
     select $1::oid as oid, 0 as depth
     union all select i.inhrelid, depth + 1 from parts join pg_inherits i on i.inhparent = parts.oid
@@ -74,6 +76,10 @@ select 9, 0, 'rule ' || pg_get_ruledef(oid) from pg_rewrite where ev_class = $1 
 union all
 select 10, 0, concat_ws(' ', 'policy', polname, polcmd::text, pg_get_expr(polqual, polrelid),
        pg_get_expr(polwithcheck, polrelid)) from pg_policy where polrelid = $1
+union all
+select 11, 0, concat_ws(' ', 'function of column', quote_ident(a.attname), p.oid::regprocedure,
+       md5(pg_get_functiondef(p.oid)))
+  from columns a, lateral ({GENERATED_BY}) as f join pg_proc p on p.oid = f.oid and p.prokind = 'f'
 order by 1, 2, 3
 """
 

@@ -24,7 +24,7 @@ from tops.model.errors import ConfigError, NotAuthenticated, NotReachable, Proto
 from tops.runtime.links.dialling import client_session, open_socket
 from tops.runtime.links.identity import Self
 from tops.runtime.links.link import receive_bytes
-from tops.security import PLAIN_WORDS, Initiator, Kind, Secret, fresh_nonce, make_secret, plain_channel
+from tops.security import PLAIN_WORDS, Initiator, Kind, Secret, find_secret, fresh_nonce, make_secret, plain_channel
 from tops.security.handshake import Proof
 from tops.security.secret import VARIABLE, secret_path
 
@@ -221,6 +221,16 @@ async def test_a_broker_that_can_t_keep_its_secret_says_why(tmp_path: Path, monk
         with pytest.raises(ConfigError, match=expected):
             async with broker_at(tmp_path):
                 pytest.fail("it must not start")
+
+
+def test_a_token_file_that_is_no_file_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe", 0o600)
+    monkeypatch.setenv(VARIABLE, str(pipe))
+
+    with pytest.raises(NotAuthenticated, match="regular file"):
+        find_secret("127.0.0.1:7420")
+    with pytest.raises(ConfigError, match="regular file"):
+        make_secret(["127.0.0.1:7420"])
 
 
 async def test_the_command_line_finds_the_secret_and_says_when_it_does_not(tmp_path: Path) -> None:

@@ -1,23 +1,26 @@
 """What one identity may have at a rendezvous, all its sessions together: one more is rejected, others go on."""
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from tests.attack.raw_link import RawLink, Verdict, raw_link
 from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.brokers import denied
-from tests.support.hostile import Hostile
-from tests.support.polling import eventually
 from tops import EventType, Scope, TxType
 from tops.model.filters import Filter
-from tops.model.ids import TxId
+from tops.model.ids import NodeId, TxId
 from tops.protocol.messages import (
     AbortTx,
+    Address,
     AddressedMessage,
     BeginTx,
     EndLog,
+    Envelope,
     FollowLog,
     StandingRegistered,
     StandingWithdrawn,
@@ -28,7 +31,7 @@ from tops.protocol.messages import (
 QUOTA = 4
 LIMITS = "\n".join(f"{what}_max = {QUOTA}" for what in ("types", "followers", "transactions", "participants"))
 ORDERS, LOG = EventType("orders", {"n": int}), EventType("ledger", {"n": int}, durable=True)
-Made = Callable[[Hostile, int], AddressedMessage]
+Made = Callable[["Session", int], AddressedMessage]
 
 
 @pytest_asyncio.fixture
@@ -40,24 +43,40 @@ async def limited(tmp_path: Path) -> AsyncIterator[Secured]:
         yield running
 
 
-def tx_of(site: Hostile, number: int) -> TxId:
-    return TxId(f"{site.node}.{site.incarnation}.{number}")
+@dataclass
+class Session:
+    """One of an identity's."""
+
+    name: str
+    link: RawLink
+
+    def tx(self, number: int) -> TxId:
+        return TxId(f"{self.name}:{self.link.instance}.{self.link.incarnation}.{number}")
+
+    async def send(self, message: AddressedMessage) -> Verdict:
+        return await self.link.send(Envelope(to=Address(NodeId("b1")), body=message))
 
 
-def a_type(_: Hostile, number: int) -> AddressedMessage:
+@asynccontextmanager
+async def session(limited: Secured, keys: Path, instance: str) -> AsyncIterator[Session]:
+    async with raw_link(limited.broker.url, "b1", keys, instance) as link:
+        yield Session(keys.name, link)
+
+
+def a_type(_: Session, number: int) -> AddressedMessage:
     return TypeAdvertised(definitions=(EventType(f"made{number}", {}),))
 
 
-def a_follower(_: Hostile, number: int) -> AddressedMessage:
+def a_follower(_: Session, number: int) -> AddressedMessage:
     name = f"f{number}"
     return FollowLog(name=name, definitions=(LOG,), filter=Filter(), position=None, start="now", credit=1, voter=None)
 
 
-def a_transaction(site: Hostile, number: int) -> AddressedMessage:
-    return BeginTx(tx=tx_of(site, number), spec=TxSpec(ORDERS.name, TxType.DISTRIBUTED))
+def a_transaction(site: Session, number: int) -> AddressedMessage:
+    return BeginTx(tx=site.tx(number), spec=TxSpec(ORDERS.name, TxType.DISTRIBUTED))
 
 
-def a_participant(_: Hostile, number: int) -> AddressedMessage:
+def a_participant(_: Session, number: int) -> AddressedMessage:
     return StandingRegistered(
         voter=f"v{number}",
         event_type=ORDERS.name,
@@ -69,35 +88,34 @@ def a_participant(_: Hostile, number: int) -> AddressedMessage:
     )
 
 
-def the_end_of(make: Made, site: Hostile, number: int) -> AddressedMessage:
+def the_end_of(make: Made, site: Session, number: int) -> AddressedMessage:
     if make is a_follower:
         return EndLog(request=1, event_type=LOG.name, name=f"f{number}")
     if make is a_transaction:
-        tx = tx_of(site, number)
+        tx = site.tx(number)
         return AbortTx(tx=tx, tx_type=TxType.DISTRIBUTED, event_type=ORDERS.name, reason="")
     return StandingWithdrawn(voter=f"v{number}", event_type=ORDERS.name)
 
 
 @pytest.mark.parametrize("make", [a_type, a_follower, a_transaction, a_participant])
 async def test_an_identity_has_no_more_than_its_quota_in_all_its_sessions(limited: Secured, make: Made) -> None:
-    url, keys = limited.broker.url, limited.keys("greedy", "admin")
+    greedy = limited.keys("greedy", "admin")
     async with (
-        Hostile.connect(url, keys, instance="one") as one,
-        Hostile.connect(url, keys, instance="two") as two,
-        Hostile.connect(url, limited.keys("modest", "admin")) as modest,
+        session(limited, greedy, "one") as one,
+        session(limited, greedy, "two") as two,
+        session(limited, limited.keys("modest", "admin"), "one") as modest,
     ):
-        await one.send_messages(*(make(one, number) for number in range(QUOTA - 1)))
-        await one.send_messages(make(one, 0))  # again: it is the same one
-        await two.send_messages(*(make(two, number) for number in range(QUOTA, QUOTA + 3)))
-        await eventually(lambda: len(two.rejected) == 2)
-        await modest.send_messages(*(make(modest, number) for number in range(20, 20 + QUOTA)))
-        if make is not a_type:  # what ends makes room; a type is for good
-            await one.send_messages(the_end_of(make, one, 0))
-            await one.send_messages(make(one, 9), make(one, 10))
-            await eventually(lambda: len(one.rejected) == 1)
+        assert [await one.send(make(one, number)) for number in range(QUOTA - 1)] == [Verdict.TAKEN] * (QUOTA - 1)
+        assert [await two.send(make(two, number)) for number in (10, 11)] == [Verdict.TAKEN, Verdict.REJECTED]
+        assert await one.send(make(one, 0)) is Verdict.TAKEN, "it has this one already"
+        assert [await modest.send(make(modest, 20 + number)) for number in range(QUOTA)] == [Verdict.TAKEN] * QUOTA
+        rejected = 1
+        if make is not a_type:  # a type is for good; what ends makes room
+            assert await one.send(the_end_of(make, one, 0)) is Verdict.TAKEN
+            assert [await one.send(make(one, number)) for number in (4, 5)] == [Verdict.TAKEN, Verdict.REJECTED]
+            rejected = 2
 
-        assert {rejected.code for rejected in (*one.rejected, *two.rejected)} == {"quota"}
-        assert all(f"{QUOTA} " in rejected.text for rejected in two.rejected)
-        assert modest.rejected == []
-        assert limited.broker.node.counters["over_quota"] == 2 + len(one.rejected)
-    assert {record["who"].partition(":")[0] for record in denied(limited.broker)} == {"greedy"}
+    assert limited.broker.node.counters["over_quota"] == rejected
+    records = denied(limited.broker)
+    assert {record["who"].partition(":")[0] for record in records} == {"greedy"}
+    assert len(records) == rejected, records

@@ -310,6 +310,20 @@ async def test_guesses_of_a_write_token_are_slowed_down(tmp_path: Path) -> None:
     assert without.status == 403, "who guesses nothing is not slowed down"
 
 
+async def test_guesses_of_another_user_keep_no_program_out_that_knows_the_secret(tmp_path: Path) -> None:
+    async with with_a_set(tmp_path / "tops.toml") as broker:
+        host, topology = f"Host: {broker.table.listen}", "/v1/topology"
+        guess = [host, "Authorization: Bearer 1.guess.guess"]
+        guesses = [await raw_request(broker.table.port, topology, guess) for _ in range(40)]
+        bearer = bearer_for(http_address(broker.url, topology))["Authorization"]
+        known = await raw_request(broker.table.port, topology, [host, f"Authorization: {bearer}"])
+        again = await raw_request(broker.table.port, topology, [host, f"Authorization: {bearer}"])
+
+    assert guesses[-1].status == 429
+    assert known.status == 200
+    assert again.status == 429, "a token is good once"
+
+
 async def test_an_empty_write_token_lets_nobody_in(tmp_path: Path) -> None:
     async with with_a_set(tmp_path / "tops.toml", token="") as broker:
         for shown in ([], ["Authorization: Bearer "]):

@@ -48,6 +48,7 @@ REASONS = {
     "outside": r"no table of the replica set",
     "unfit": r"which (has row security|is not logged|is inherited from|inherits|has a (key )?column)|also fires where",
     "not-captured": r"changed without being captured",
+    "claim": r"have other values when they are computed again",
     "driver": r"driver does not understand|the statement returns",
 }
 _OPTIONS = Options(lock_timeout_s=5.0, statement_timeout_s=20.0, connect_timeout_s=10.0)

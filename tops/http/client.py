@@ -26,6 +26,8 @@ async def get_json(session: aiohttp.ClientSession, url: str, path: str, keys: Pa
         status, content = await _get_once(session, url, address, keys)
     if status in (403, 421):
         raise PermissionDenied(f"{url}: {content['error']}")
+    if status == 429:
+        raise NotReachable(f"{url}: {content['error']}")
     return status, content
 
 

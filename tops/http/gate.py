@@ -2,7 +2,8 @@
 
 In this order: was it meant for this listener (`Host`, `Origin`), which identity makes it, has that identity the right
 that the route's row asks for. Rejections are reported, for the audit log, and answered with 421 (`Host`) or 403. An
-address that shows wrong tokens may do so once a second; its further requests with a token are answered with 429.
+address that shows wrong tokens may do so once a second; its further requests with a token are answered with 429, unless
+the token proves that its maker knows the secret: other programs of the same machine have the same address.
 """
 
 import hmac
@@ -36,11 +37,12 @@ class Gate:
     ) -> None:
         self._names, self._permissions, self._report = names, permissions, report
         self._authenticate = list(authenticate)
+        self._by_shown_secret: list[Authenticate] = []  # where guessing helps
         self._wrong_tokens = KeyedBuckets(_WRONG_TOKENS_PER_S, _WRONG_TOKENS_AT_ONCE)
 
-    def authenticate_by(self, another: Authenticate) -> None:
-        """Also take this proof of identity; asked before the others."""
-        self._authenticate.insert(0, another)
+    def authenticate_by_shown_secret(self, another: Authenticate) -> None:
+        """Also take this: a token that is the secret itself, not made from it. Asked before the others."""
+        self._by_shown_secret.append(another)
 
     def routes(self, table: Table) -> Routes:
         """An application behind this gate, with the routes of this table to be added."""
@@ -49,15 +51,17 @@ class Gate:
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
             guesser = None if bearer_of(request) is None else network_of(request.remote or "")
             wait_s = 0.0 if guesser is None else self._wrong_tokens.wait_s(guesser, 1, time.monotonic())
-            if wait_s > 0:
-                return _too_many(wait_s)
             try:
                 self._names.check(request)
                 right = routes.right_of(request)
-                if right is not None and (principal := self._admitted(request, right)) is not None:
+                if right is not None and (principal := self._admitted(request, right, guessed=wait_s > 0)) is not None:
                     request[PRINCIPAL] = principal
+                elif wait_s > 0:
+                    return _too_many(wait_s)
                 return await handler(request)
             except (NotAuthenticated, PermissionDenied) as error:
+                if wait_s > 0:
+                    return _too_many(wait_s)
                 if guesser is not None:
                     self._wrong_tokens.take(guesser, 1, time.monotonic())
                 return self._rejected(request, error)
@@ -65,18 +69,18 @@ class Gate:
         routes = Routes(web.Application(middlewares=[guarded], client_max_size=_CLIENT_BYTES_MAX), table)
         return routes
 
-    def _admitted(self, request: web.Request, right: Right) -> Identity | None:
+    def _admitted(self, request: web.Request, right: Right, *, guessed: bool) -> Identity | None:
         if right in (Access.PUBLIC, Access.PROVES_ITSELF):
             return None
         if right is Access.LOCAL and is_loopback(request.remote or ""):
             return None
-        principal = self._principal(request)
+        principal = self._principal(request, guessed=guessed)
         if isinstance(right, Needs):
             self._permissions.check(principal, right.verb, right.on.format_map(request.match_info))
         return principal
 
-    def _principal(self, request: web.Request) -> Identity:
-        for authenticate in self._authenticate:
+    def _principal(self, request: web.Request, *, guessed: bool) -> Identity:
+        for authenticate in [*([] if guessed else self._by_shown_secret), *self._authenticate]:
             if (found := authenticate(request)) is not None:
                 return found
         raise NotAuthenticated(

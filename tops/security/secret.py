@@ -111,11 +111,13 @@ def _make_folder(folder: Path) -> None:
 def _read(path: Path) -> Secret:
     # A file that the operator names may be shared with a group; others never.
     forbidden = 0o007 if os.environ.get(VARIABLE) else 0o077
-    with path.open("rb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    with open(path, "rb", opener=_without_waiting) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path}: a secret is kept in a regular file, and this is none: name another path")
         key = file.read(4096).strip()
     if mode & forbidden:
-        raise ConfigError(f"{path}: mode {mode:04o} lets others read this secret: run chmod 600 {path}")
+        raise ConfigError(f"{path}: mode {stat.S_IMODE(mode):04o} lets others read this secret: run chmod 600 {path}")
     if len(key) < LENGTH_MIN:
         raise ConfigError(
             f"{path}: a secret has at least {LENGTH_MIN} characters, this one {len(key)}: "
@@ -123,3 +125,7 @@ def _read(path: Path) -> Secret:
         )
     register_secret(key.decode(errors="replace"))
     return Secret(path, key)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # to open a pipe takes as long as nothing writes to it

@@ -12,13 +12,32 @@ from enum import Enum
 import asyncpg
 
 from adapters.postgres.sql.literals import quote
+from adapters.postgres.sql.sqlstates import NOT_SUPPORTED
 
 TRIGGER = "tops_guard"
 REJECTED = "25006"  # read_only_sql_transaction: what drivers and poolers take for "not here"
 
-SESSIONS = "create table if not exists tops.sessions (pid int primary key, backend_start timestamptz not null)"
-# The agent removes sessions that have ended whenever it registers one: a process id may become another session's.
-_IS_ORIGIN = "exists (select from tops.sessions s where s.pid = pg_backend_pid())"
+SESSIONS = """create table if not exists tops.sessions (
+    pid int primary key, backend_start timestamptz not null, server_start timestamptz);
+do $$ begin  -- not at every start: it waits for all who look at the table
+    perform from pg_attribute where attrelid = 'tops.sessions'::regclass and attname = 'server_start';
+    if not found then
+        alter table tops.sessions add column server_start timestamptz;
+    end if;
+end $$"""
+# The agent removes sessions that have ended whenever it registers one: a process id may become another session's. After
+# a restart of the server, which may give out the same ids again, none of the former ones counts.
+IS_MINE = "s.pid = pg_catalog.pg_backend_pid() and s.server_start = pg_catalog.pg_postmaster_start_time()"
+# With triggers switched off, rows change without being captured, and nothing else would tell: the guard fires always.
+_PASS_AN_ORIGIN = f"""
+    if exists (select from tops.sessions s where {IS_MINE}) then
+        if current_setting('session_replication_role') = 'replica' then
+            raise exception 'rows of table % change while triggers are switched off, and are not captured then',
+                tg_relid::regclass using errcode = '{NOT_SUPPORTED}',
+                hint = 'leave session_replication_role as it is in functions that a replica set executes';
+        end if;
+        return null;
+    end if;"""
 DDL = f"""
 {SESSIONS};
 -- A row per table and backend, so that direct writers do not wait for each other.
@@ -28,10 +47,7 @@ create table if not exists tops.direct_writes (
     primary key (replica_set, table_name, backend)) with (fillfactor = 70);
 create or replace function tops.note_direct_write() returns trigger language plpgsql security definer
     set search_path = pg_catalog as $$
-begin
-    if {_IS_ORIGIN} then
-        return null;
-    end if;
+begin{_PASS_AN_ORIGIN}
     insert into tops.direct_writes as noted values (tg_argv[0], tg_relid::regclass::text, pg_backend_pid(), 1,
         clock_timestamp(), session_user, current_setting('application_name'))
     on conflict (replica_set, table_name, backend) do update set writes = noted.writes + 1,
@@ -40,10 +56,7 @@ begin
 end $$;
 create or replace function tops.reject_direct_write() returns trigger language plpgsql security definer
     set search_path = pg_catalog as $$
-begin
-    if {_IS_ORIGIN} then
-        return null;
-    end if;
+begin{_PASS_AN_ORIGIN}
     raise exception 'table % belongs to the TOPS replica set "%": write through the set, not to one of its databases',
         tg_relid::regclass, tg_argv[0] using errcode = '{REJECTED}',
         hint = 'connect to the set; direct_writes = "warn" or "allow" in its configuration permits this';

@@ -241,7 +241,7 @@ def _rows(table: Table, columns: Sequence[str], rows: Sequence[Row]) -> str:
 
 def _literal(value: Any, table: Table, column: str) -> str:
     sql_type = table.column(column)
-    text = text_form(value, sql_type)
+    text = text_form(value, sql_type, captured=True)
     return f"{'NULL' if text is None else quote(text)}::{sql_type.name}"
 
 

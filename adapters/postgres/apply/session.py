@@ -35,6 +35,36 @@ class _PlainConnection(asyncpg.Connection):
         self._server_caps = self._server_caps._replace(jit=False)  # type: ignore[has-type]
         self.meter = Meter(args[1])  # the transport
 
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().execute(*args, **kwargs)
+        except asyncpg.InternalClientError as error:
+            await self._check_alive(error)
+            raise
+
+    async def _execute(self, *args: Any, **kwargs: Any) -> Any:  # of fetch, fetchrow and fetchval
+        try:
+            return await super()._execute(*args, **kwargs)  # type: ignore[misc]
+        except asyncpg.InternalClientError as error:
+            await self._check_alive(error)
+            raise
+
+    async def _get_statement(self, *args: Any, **kwargs: Any) -> Any:  # of prepare
+        try:
+            return await super()._get_statement(*args, **kwargs)  # type: ignore[misc]
+        except asyncpg.InternalClientError as error:
+            await self._check_alive(error)
+            raise
+
+    async def _check_alive(self, error: asyncpg.InternalClientError) -> None:
+        """A server that dies says so to idle sessions before it closes them. Until then the driver takes the connection
+        for open, and every statement for one beside another: it is lost."""
+        try:
+            await super().execute("")
+        except asyncpg.InternalClientError:
+            self.terminate()
+            raise asyncpg.ConnectionDoesNotExistError("the server has ended the session") from error
+
 
 def meter_of(connection: Connection) -> Meter:
     """The meter of a connection that `connect` has made."""

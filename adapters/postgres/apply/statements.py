@@ -59,7 +59,9 @@ class Call:
     counted: bool
 
     def text(self, step: Step, expected: int) -> str:
-        arrays = ",".join([array_literal(_column(step, part), part.sql_type) for part in self.parts])
+        captured = is_captured(step.changes[0])  # and so are the others of its shape
+        literals = [array_literal(_column(step, part), part.sql_type, captured=captured) for part in self.parts]
+        arrays = ",".join(literals)
         if self.counted:
             return f"EXECUTE {self.name}({arrays},{expected})"
         told = f";SELECT tops.affected({TELL},{len(step.changes)})" if expected == TELL else ""

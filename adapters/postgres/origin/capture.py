@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import asyncpg
 
-from adapters.postgres.access.guard_triggers import SESSIONS
+from adapters.postgres.access.guard_triggers import IS_MINE, SESSIONS
 from adapters.postgres.origin.slots import TABLE as SLOTS_TABLE
 from adapters.postgres.sql import schema
 from adapters.postgres.sql.catalog import Table, find_table
@@ -96,7 +96,7 @@ def _function(table: Table) -> str:
     name = f"tops.{identifier(_name(table))}"
     old, new = (_key(table, row) for row in ("old", "new"))
     note = "insert into tops.captured (relation, old_key, new_key) select tg_argv[0], {}, {} from tops.sessions s"
-    mine = "where s.pid = pg_catalog.pg_backend_pid()"
+    mine = f"where {IS_MINE}"
     settings = " ".join(f"set {setting} to {quote(value)}" for setting, value in TEXT_SETTINGS.items())
     return (
         f"create or replace function {name}() returns trigger language plpgsql security definer "

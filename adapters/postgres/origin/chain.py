@@ -26,6 +26,7 @@ from adapters.changes import Change, InvalidChange, NotDeterministic, Row, State
 from adapters.postgres.apply.orphans import Orphans
 from adapters.postgres.apply.session import Connection, Options, connect
 from adapters.postgres.origin import capture
+from adapters.postgres.origin.claims import broken_claim
 from adapters.postgres.origin.completeness import Changed, changed_rows, last_values, touched
 from adapters.postgres.origin.giving_way import Yielded, giving_way
 from adapters.postgres.origin.images import Image, Key, images_of, one_spelling
@@ -226,6 +227,10 @@ class Origin:
         for name in names:
             keys = {key: None for member in members for key in member.after.get(name, ())}
             state.of(name).update(await images_of(agent, self._tables[name], keys))
+            for member in members:
+                written = {key: image for key, image in member.after.get(name, {}).items() if image is not None}
+                if problem := await broken_claim(agent, self._tables[name], state.of(name), written):
+                    return [Rejected(_NOT_REPLICABLE, problem)] if alone else None
         return [
             outcome
             if isinstance(outcome, Rejected)

@@ -14,10 +14,12 @@ Key = tuple[str, ...]  # the text of a row's key, one for all of its spellings
 
 
 class Image(NamedTuple):
-    """A row; two with the same digest have the same text in every column."""
+    """A row; two with the same digest have the same text in every column. `claimed` is the digest of its generated
+    columns by functions of users, if it has any."""
 
     values: Row
     digest: str
+    claimed: str = ""
 
 
 async def images_of(connection: asyncpg.Connection, table: Table, keys: Iterable[Key]) -> dict[Key, Image]:
@@ -26,8 +28,8 @@ async def images_of(connection: asyncpg.Connection, table: Table, keys: Iterable
     columns = [[key[place] for key in asked] for place in range(len(table.key))]
     found: dict[Key, Image] = {}
     for record in await connection.fetch(_images_sql(table), *columns):
-        place, digest, *values = record.values()
-        found[asked[place - 1]] = Image(dict(zip(table.columns, values, strict=True)), digest)
+        place, digest, claimed, *values = record.values()
+        found[asked[place - 1]] = Image(dict(zip(table.columns, values, strict=True)), digest, claimed)
     return found
 
 
@@ -49,6 +51,12 @@ def _spellings_sql(table: Table) -> str:
     )
 
 
+def claimed_digest(values: Iterable[str]) -> str:
+    """SQL for the digest of generated columns, which are given as expressions; '' for none."""
+    listed = ", ".join(values)
+    return f"md5(row({listed})::text)" if listed else "''"
+
+
 def _arrays(table: Table) -> tuple[str, str]:
     """Parameters with the texts of keys, a column each, and the columns' names."""
     places = range(1, len(table.key) + 1)
@@ -62,7 +70,8 @@ def _images_sql(table: Table) -> str:
         f"t.{identifier(name)} = k.c{place}::{table.columns[name].name}" for place, name in enumerate(table.key, 1)
     )
     columns = ", ".join(kind.readable(f"t.{identifier(name)}") for name, kind in table.columns.items())
+    claimed = claimed_digest(f"t.{identifier(name)}" for name in table.claimed)
     return (
-        f"select k.place, {row_digest(table, 't')}, {columns} "
+        f"select k.place, {row_digest(table, 't')}, {claimed}, {columns} "
         f"from unnest({arrays}) with ordinality as k({names}, place) join {table.sql_name} as t on {match}"
     )

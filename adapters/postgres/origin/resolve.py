@@ -200,7 +200,7 @@ class Resolver:
             return None
         name = known["names"][0]
         table = await find_table(connection, name)
-        if table.has_side_effects or not table.key or (text.returned and not known["may_return"]):
+        if table.has_side_effects or table.claimed or not table.key or (text.returned and not known["may_return"]):
             return None
         sequences = await self._sequences(connection, sql)
         columns = await _columns(connection, oid)

@@ -41,9 +41,9 @@ delete from tops.sessions s
  where not exists (select from pg_stat_activity a where a.pid = s.pid and a.backend_start = s.backend_start)
 """
 _REGISTER = """
-insert into tops.sessions (pid, backend_start)
-select pid, backend_start from pg_stat_activity where pid = $1
-    on conflict (pid) do update set backend_start = excluded.backend_start
+insert into tops.sessions (pid, backend_start, server_start)
+select pid, backend_start, pg_postmaster_start_time() from pg_stat_activity where pid = $1
+    on conflict (pid) do update set backend_start = excluded.backend_start, server_start = excluded.server_start
 """
 
 

@@ -1,7 +1,7 @@
 """What the database says about a table, as far as carrying out changes of its rows depends on it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,14 @@ _BASE = """lateral (
         select t.oid union select d.typbasetype from beneath join pg_type d on d.oid = beneath.oid
          where d.typtype = 'd')
     select w.* from beneath join pg_type w on w.oid = beneath.oid where w.typtype <> 'd') as b on true"""
+# The functions of users in what a generated column `a` is made of, also those behind operators.
+GENERATED_BY = """
+select distinct coalesce(o.oprcode::oid, d.refobjid) as oid from pg_depend d
+  left join pg_operator o on d.refclassid = 'pg_operator'::regclass and o.oid = d.refobjid
+ where a.attgenerated <> '' and d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass)
+   and (d.classid = 'pg_class'::regclass and d.objid = a.attrelid and d.objsubid = a.attnum
+        or d.classid = 'pg_attrdef'::regclass and d.objid = (select f.oid from pg_attrdef f
+                 where f.adrelid = a.attrelid and f.adnum = a.attnum))"""
 # Of the table with an oid.
 COLUMN_TYPES = f"""
 select a.attname, format_type(a.atttypid, -1) as type_name, t.typcategory::text as category, b.typname as base,
@@ -72,6 +80,8 @@ select a.attname, format_type(a.atttypid, -1) as type_name, t.typcategory::text 
        exists (select from pg_collation l where l.oid = a.attcollation and not l.collisdeterministic) as is_loose,
        t.typarray <> 0 and t.typdelim = ',' as has_array, a.attgenerated <> '' as is_generated,
        a.attidentity = 'a' as is_fixed,
+       case when exists ({GENERATED_BY}) then (select pg_get_expr(f.adbin, f.adrelid) from pg_attrdef f
+            where f.adrelid = a.attrelid and f.adnum = a.attnum) end as claimed,
        {_HOLDS_TIME}, e.typname as element_base, coalesce(e.typdelim, ',')::text as delimiter,
        format_type(b.typelem, -1) as element_name, e.typcategory::text as element_category
   from pg_attribute a
@@ -111,6 +121,7 @@ class Table:
     is_cascaded_to: bool  # rows can change because a row elsewhere does
     has_side_effects: bool  # triggers, rules or row security: a change may do anything
     stamp: str  # read before everything else: not newer than the rest
+    claimed: dict[str, str] = field(default_factory=dict)  # generated columns by functions of users, and how
 
     @cached_property
     def stands_alone(self) -> bool:
@@ -193,6 +204,7 @@ async def find_table(connection: asyncpg.Connection, table: str) -> Table:
         is_cascaded_to=found["is_cascaded_to"],
         has_side_effects=found["has_side_effects"] or found["relkind"] == b"p",
         stamp=found["stamp"],
+        claimed={column["attname"]: column["claimed"] for column in columns if column["claimed"] is not None},
     )
 
 

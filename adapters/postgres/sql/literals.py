@@ -15,7 +15,7 @@ from uuid import UUID
 import msgspec
 
 from adapters.changes import InvalidChange, NotDeterministic, Value
-from adapters.postgres.sql.fixed_times import is_fixed_time
+from adapters.postgres.sql.fixed_times import is_fixed_time, names_a_clock
 
 # What the text of a value depends on, as every session of ours has it: texts that replicas compare are written so.
 TEXT_SETTINGS = {
@@ -51,6 +51,11 @@ class SqlType:
     def canonical(self, expression: str) -> str:
         """The same text for all values that the database takes for equal."""
         return self.one_form.format(expression)
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether values are rows, or arrays of rows, with fields of their own types."""
+        return self.category == "C" or (self.element is not None and self.element.category == "C")
 
     @property
     def has_one_text(self) -> bool:
@@ -159,10 +164,11 @@ def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def text_form(value: Value, sql_type: SqlType, *, read_once: bool = False) -> str | None:
+def text_form(value: Value, sql_type: SqlType, *, read_once: bool = False, captured: bool = False) -> str | None:
     """The text that the type's input function turns into exactly this value; None for NULL.
 
-    With `read_once`, one server alone reads the text: it may name a time by the clock or by a time zone."""
+    With `read_once`, one server alone reads the text: it may name a time by the clock or by a time zone. A `captured`
+    one is what an origin's server has written: words in a row are those of the fields beside its times."""
     if value is None:
         return None
     if type(value) is int and not sql_type.is_json:
@@ -174,7 +180,8 @@ def text_form(value: Value, sql_type: SqlType, *, read_once: bool = False) -> st
         if sql_type.category == "T" and value.startswith("-P"):
             # A negative timedelta that came over the wire; PostgreSQL does not read its sign there.
             return _scalar(msgspec.convert(value, timedelta), sql_type)
-        if sql_type.holds_time and not read_once and not is_fixed_time(value):
+        is_fixed = captured and sql_type.holds_rows and not names_a_clock(value)
+        if sql_type.holds_time and not read_once and not is_fixed and not is_fixed_time(value):
             raise NotDeterministic("literal", f"{value[:100]!r} may mean another time on every replica: {_HOW_TO}")
         return value
     if isinstance(value, bool):
@@ -233,8 +240,8 @@ def _element(text: str | None) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def array_literal(values: list[Value], sql_type: SqlType) -> str:
-    """One literal that holds a column's values of all rows of a batch."""
+def array_literal(values: list[Value], sql_type: SqlType, *, captured: bool = False) -> str:
+    """One literal that holds a column's values of all rows of a batch; `captured` as for `text_form`."""
     # The two common cases, without a call per value.
     kinds = set(map(type, values))
     if sql_type.category == "N" and kinds == {int}:
@@ -244,7 +251,8 @@ def array_literal(values: list[Value], sql_type: SqlType) -> str:
         if joined.count("\0") == len(values) - 1:
             elements = _element(joined).replace("\0", '","')
             return quote(f"{{{elements}}}")
-    return quote("{" + ",".join([_element(text_form(value, sql_type)) for value in values]) + "}")
+    texts = [text_form(value, sql_type, captured=captured) for value in values]
+    return quote("{" + ",".join(map(_element, texts)) + "}")
 
 
 def literal(value: Value, sql_type: SqlType, *, read_once: bool = False) -> str:

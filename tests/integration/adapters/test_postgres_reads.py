@@ -5,6 +5,7 @@ import uuid
 from contextlib import suppress
 from datetime import UTC, date, datetime
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -13,7 +14,9 @@ from adapters.changes import InvalidChange
 from adapters.postgres.access.grants import QUERY_SETTINGS
 from adapters.postgres.access.privileges import complaints
 from adapters.postgres.apply.orphans import QueriesLeft
+from adapters.postgres.apply.session import Options, connect
 from adapters.postgres.sql.logins import user_of
+from adapters.postgres.sql.sqlstates import is_connection_loss
 from tests.contract.harness import PostgresDatabase
 from tests.support.logins import PASSWORDS
 from tests.support.polling import eventually
@@ -227,3 +230,19 @@ async def test_a_login_without_a_bound_for_its_files_is_complained_about(databas
     assert [one.open for one in found] == [True, True]
     assert "can fill the server's disk" in found[0].text
     await database.provision()
+
+
+@pytest.mark.parametrize("how", ["execute", "fetch", "fetchval", "prepare"])
+async def test_a_session_that_its_server_is_ending_is_a_lost_connection(database: PostgresDatabase, how: str) -> None:
+    options = Options(lock_timeout_s=1.0, statement_timeout_s=5.0, connect_timeout_s=10.0)
+    connection = await connect(database.dsn, "here", "tops-test", options)
+
+    # What a server that dies says to an idle session; the end of the connection comes later.
+    said = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection\0\0"
+    connection._protocol.data_received(b"E" + (len(said) + 4).to_bytes(4, "big") + said)  # type: ignore[attr-defined]
+
+    assert not connection.is_closed()
+    with pytest.raises(asyncpg.PostgresConnectionError) as lost:
+        await getattr(connection, how)("select 1")
+    assert is_connection_loss(lost.value)
+    assert connection.is_closed()

@@ -7,7 +7,7 @@ import pytest
 
 from adapters import EmbeddedPostgres, PostgresAdapter
 from adapters.changes import Change, Insert, Member, Statement, Update
-from adapters.postgres.origin import Executed
+from adapters.postgres.origin import Executed, Rejected
 from adapters.postgres.proof import Prover, Verdict
 from tests.integration.origin.databases import OriginDatabase
 from tests.integration.origin.policies import POLICIES
@@ -75,6 +75,55 @@ async def test_values_computed_ahead_have_the_columns_and_defaults_of_now(databa
     (again,) = await database.origin.resolve(requests)
     found = values_of(again)
     assert (found["v"], found["w"]) == (2, 3)
+
+
+CLAIMS = """
+create table looked_up (id int primary key, w int);
+create function doubled(v int) returns int language sql immutable as 'select 2 * v';
+create function drawn(v int) returns float8 language sql immutable as 'select random()';
+create function named(v int) returns text language sql immutable as 'select current_user::text';
+create function found(v int) returns int language sql immutable as 'select w from looked_up where id = v';
+create table honest (id int primary key, c char(4), v int, w int,
+  d int generated always as (doubled(v) + octet_length(c)) stored);
+create table drawing (id int primary key, v int, d float8 generated always as (drawn(v)) stored);
+create table naming (id int primary key, v int, d text generated always as (named(v)) stored);
+create table finding (id int primary key, v int, d int generated always as (found(v)) stored);
+insert into looked_up values (1, 1);
+insert into honest values (1, 'a', 1);
+insert into drawing values (1, 1);
+"""
+
+
+async def test_a_generated_column_that_is_not_what_its_function_claims_is_rejected(database: OriginDatabase) -> None:
+    await database.begin(CLAIMS)
+
+    for request in (
+        ["insert into drawing (id, v) values (2, 2)"],
+        ["insert into drawing (id, v) select 3, 3"],
+        ["update drawing set v = 2 where id in (select 1)"],
+        ["insert into naming (id, v) values (1, 1)"],
+        ["update looked_up set w = 2", "insert into finding (id, v) values (1, 1)"],
+    ):
+        statements = tuple(map(Statement, request))
+        assert await database.origin.resolve([statements]) == [None], "only an execution shows it"
+        (outcome,) = await database.execute_all(request)
+        assert isinstance(outcome, Rejected), request
+        assert (outcome.sqlstate, "computed again" in outcome.message) == ("0A000", True), request
+
+
+async def test_a_generated_column_that_keeps_its_claim_is_captured(database: OriginDatabase) -> None:
+    await database.begin(CLAIMS)
+
+    outcomes = await database.execute_all(
+        ["insert into honest (id, c, v) select 2, 'ab', 2"],
+        ["update honest set v = v + 1"],
+        ["insert into finding (id, v) select 1, 1"],
+        ["insert into drawing (id, v) select 9, 9"],
+    )
+    await database.sql("create or replace function doubled(v int) returns int language sql immutable as 'select 5'")
+    unchanged = await database.execute("update honest set w = 1 where id in (select 1)")
+
+    assert [isinstance(outcome, Executed) for outcome in (*outcomes, unchanged)] == [True, True, True, False, True]
 
 
 async def test_a_captured_row_is_never_completed_by_a_default_that_differs(database: OriginDatabase) -> None:

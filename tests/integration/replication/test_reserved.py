@@ -70,6 +70,27 @@ async def test_a_client_cannot_write_what_is_an_agents(
         await shop.wait_in_sync()
 
 
+@pytest.mark.parametrize("policy", ["write-all", "primary-site"])
+async def test_a_text_with_nul_ends_no_agents_session(
+    server: EmbeddedPostgres, folder: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unchecked(monkeypatch)
+    sessions = (
+        "select pid from pg_stat_activity where application_name like 'tops-agent%' and datname = current_database()"
+    )
+    async with small_cluster(server, folder, POLICIES[policy], replicas=2) as small, small.connect() as shop:
+        before = [await small.sql(name, sessions) for name in small.agents]
+        for sql in ("insert into accounts values ('\0')", "delete from accounts -- \0", "select random() -- \0"):
+            with pytest.raises(TopsError, match="NUL"):
+                await shop.execute(sql)
+        with pytest.raises(TopsError, match="NUL"):
+            await shop.execute("delete from accounts", idempotency_key="\0")
+
+        assert [await small.sql(name, sessions) for name in small.agents] == before
+        await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
+        await shop.wait_in_sync()
+
+
 def nested(depth: int) -> object:
     value: object = 1
     for _ in range(depth):

@@ -19,6 +19,7 @@ from replication import connect
 from replication.http.agent import serve_agent
 from replication.model.config import Cluster
 from replication.replica.agent import Agent
+from replication.rpc.rejections import WriteRejected
 from tests.integration.replication.clusters import SCHEMA, rows_everywhere
 from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.command_line import tops_of
@@ -64,6 +65,37 @@ async def test_direct_writes_are_rejected_and_the_set_is_named(server: EmbeddedP
         await shop.wait_in_sync()
         rows = await rows_everywhere(shop, "select id, balance from accounts")
         assert set(map(tuple, rows.values())) == {((1, 2),)}
+
+
+BYPASSES = """
+create function bypasses(noticed int, unnoticed int) returns int language plpgsql security definer as $$ begin
+    update accounts set balance = balance + 1 where id = noticed;
+    set local session_replication_role = replica;
+    update accounts set balance = balance + 1 where id = unnoticed;
+    set local session_replication_role = origin;
+    return 1; end $$;
+"""
+
+
+async def test_neither_a_former_origin_nor_a_function_without_triggers_passes_the_guard(
+    server: EmbeddedPostgres, folder: Path
+) -> None:
+    keys = f'{QUORUM}\ndirect_writes = "reject"'
+    async with small_cluster(server, folder, keys, schema=SCHEMA + BYPASSES) as cluster, cluster.connect() as shop:
+        await shop.write([Insert("accounts", {"id": number, "balance": 1}) for number in (1, 2)])
+
+        # An origin's session of before the server's restart, whose process id is another session's now.
+        former = (
+            "insert into tops.sessions values (pg_backend_pid(), now(), pg_postmaster_start_time() - interval '1 h')"
+        )
+        with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+            await cluster.script("r2", f"{former}; delete from accounts")
+        with pytest.raises(WriteRejected, match="while triggers are switched off") as rejected:
+            await shop.execute("select bypasses(1, 2)")
+
+        assert rejected.value.sqlstate == "0A000"
+        rows = await rows_everywhere(shop, "select id, balance from accounts order by id")
+        assert set(map(tuple, rows.values())) == {((1, 1), (2, 1))}
 
 
 async def test_a_table_that_appears_is_guarded_soon(server: EmbeddedPostgres, folder: Path) -> None:

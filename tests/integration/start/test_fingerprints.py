@@ -25,6 +25,8 @@ create unique index on t (lower(note)) where p > 3;
 create table part (id int, day date, primary key (id, day)) partition by range (day);
 create table part_20 partition of part for values from ('2020-01-01') to ('2021-01-01');
 create table keyless (a int, b text);
+create function tripled(v int) returns int language sql immutable as 'select 3 * v';
+create table made (id int primary key, n int generated always as (tripled(id)) stored);
 insert into owner values (1), (2);
 insert into t (id, n, note, owner) select i, i, 'note ' || i, 1 + i % 2 from generate_series(1, 200) i;
 insert into part values (1, '2020-02-02');
@@ -49,6 +51,10 @@ CASES = [
     ("alter table t drop constraint t_n_check", "r1 has constraint CHECK"),
     ("alter table t drop constraint t_owner_fkey", "r1 has constraint FOREIGN KEY (owner)"),
     ("alter table t alter doubled drop expression", "r1 has column doubled bigint generated"),
+    (
+        "create or replace function tripled(v int) returns int language sql immutable as 'select 4 * v'",
+        "r2 has function of column n public.tripled",
+    ),
     ("drop index t_lower_idx", "r1 has index CREATE UNIQUE INDEX ON public.t USING btree (lower(note))"),
     ("alter type mood add value 'glad'", "r2 has type public.mood enum 'sad', 'ok', 'glad'"),
     ("alter domain positive add check (value < 9)", "r2 has type public.positive domain integer CHECK"),
