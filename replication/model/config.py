@@ -29,7 +29,7 @@ PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "com
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
 SCHEMES = ("postgresql", "postgres", "sqlite")
 POSTGRES_PORT = 5432
-_OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys"}
+_OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys", "read_listen"}
 WRITE_TOKEN_CHARS_MIN = 16
 HIDDEN: Any = {"replica": {"__all__": _OF_A_REPLICA}, "write_token": True, "http_keys": True}  # not for everyone
 SUPERUSER_ACCEPTED = "I accept that clients can read and write the server's files"
@@ -45,6 +45,7 @@ class ReplicaConfig(Table):
     write_dsn: str | None = None  # the role of clients' statements; the agent is a member of it
     check_dsn: str | None = None  # the login of `tops check`; None: the agent's
     listen: str | None = None  # host:port of the agent's own health, readiness and metrics
+    read_listen: str | None = None  # host:port for direct connections of clients; None: a port of loopback; "off": none
     keys: Path | None = None  # the folder that `tops keys issue` wrote for this agent
 
 

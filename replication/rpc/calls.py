@@ -65,6 +65,15 @@ class Located(Answered, frozen=True):
     prepared: tuple[int, ...]
 
 
+class DirectAddress(Answered, frozen=True):
+    """Where a replica serves direct connections; empty: nowhere. Without keys, both sides prove that they know the
+    secret of the broker at `secret_of`."""
+
+    replica: str
+    url: str
+    secret_of: str
+
+
 class ReadDone(Answered, frozen=True):
     replica: str
     rows: bytes
@@ -223,6 +232,10 @@ class Describe(Question[Described], frozen=True):
 
 class Where(Question[Located], frozen=True):
     """How far are you? Answer: `Located`."""
+
+
+class GetDirectAddress(Question[DirectAddress], frozen=True):
+    """Where can I read from you without a broker in between? Response: `DirectAddress`."""
 
 
 class Read(Question[ReadDone], frozen=True):
@@ -399,6 +412,7 @@ class GuardDone(Question[Told], frozen=True):
 AnyQuestion = (
     Describe
     | Where
+    | GetDirectAddress
     | Read
     | LockedRead
     | Judgement
@@ -431,6 +445,7 @@ AnyAnswer = (
     | Denied
     | Described
     | Located
+    | DirectAddress
     | ReadDone
     | LockedReadDone
     | Judged

@@ -8,10 +8,10 @@ gives a time bound and asks elsewhere. What may not be done twice carries the tr
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -44,6 +44,7 @@ BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
 AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
 Said = tuple[RequestId, Question[Any] | Answered]
+Respond = Callable[..., None]  # each argument is what is said to the sender of a request
 REQUEST_ID_BYTES = 16
 ALL = "*"  # in place of a replica's name: every replica of the set
 
@@ -95,6 +96,16 @@ class Pending(NamedTuple):
     hear: Callable[[str, Answered | TopsError], None]
 
 
+class Connection(Protocol):
+    """A connection to one replica that needs no broker; what is put there arrives, or `Caller.fail` tells that it may
+    not have."""
+
+    def put(self, request_id: RequestId, question: Question[Any]) -> None: ...
+
+    def forget(self, request_id: RequestId) -> None:
+        """Nobody waits for the response any more."""
+
+
 class Repeated(NamedTuple):
     """A question that is asked again when it is due, until it is answered."""
 
@@ -129,23 +140,30 @@ class Caller(Participant):
         await self._site.publish(self._asked, {"to": to, "body": body})
 
     def _unpublished(self, to: str, questions: Sequence[Said], error: TopsError) -> None:
-        for request_id, _ in questions:
-            if request_id in self._waiting:
-                self._waiting[request_id].hear("", error)
+        self.fail([request_id for request_id, _ in questions], error)
 
     def on_notify(self, event: Received) -> None:
         sender = event.sender
         if sender is None or sender.replica_set != self._set:
             log.warning("a response that no replica of the set sent is ignored", extra={"sender": str(sender)})
             return
-        responder = sender.identity
-        for request_id, answer in calls.decode_answers(event.body["body"]):
+        self.hear(sender.identity, event.body["body"])
+
+    def hear(self, responder: str, bundle: bytes) -> None:
+        """Responses of an authenticated replica."""
+        for request_id, answer in calls.decode_answers(bundle):
             pending = self._waiting.get(request_id)
             if pending is not None and pending.to in (ALL, responder) and _is_own(responder, answer):
                 pending.hear(responder, answer)
 
-    async def ask(self, to: str, question: Question[R], timeout_s: float) -> R:
-        """Ask one replica's agent (or, with `*`, all: the first answer counts).
+    def fail(self, request_ids: Iterable[RequestId], error: TopsError) -> None:
+        """No response will come to these."""
+        for request_id in request_ids:
+            if request_id in self._waiting:
+                self._waiting[request_id].hear("", error)
+
+    async def ask(self, to: str, question: Question[R], timeout_s: float, over: "Connection | None" = None) -> R:
+        """Ask one replica's agent (or, with `*`, all: the first answer counts), `over` a connection to it if given.
 
         Raises ReplicaFailed for an error of the replica, and for a response of another kind than the request's."""
         loop = asyncio.get_running_loop()
@@ -154,13 +172,18 @@ class Caller(Participant):
         number = os.urandom(REQUEST_ID_BYTES)
         self._waiting[number] = Pending(to, partial(_hear, heard))
         try:
-            self._bundles.put(to, (number, question))
-            if isinstance(question, calls.Read):
-                self._repeat(number, to, question)
+            if over is not None:
+                over.put(number, question)
+            else:
+                self._bundles.put(to, (number, question))
+                if isinstance(question, calls.Read):
+                    self._repeat(number, to, question)
             answer = await heard
         finally:
             timer.cancel()
             self._repeated.pop(number, None)
+            if over is not None:
+                over.forget(number)
             del self._waiting[number]
         if answer is None:
             whom = f"replica agent {to}" if to != ALL else "no replica's agent"
@@ -290,25 +313,29 @@ class Answerer(Participant):
         if sender is None:
             log.warning("a request without a stamped sender is ignored")
             return
+        self.receive(sender, event.body["body"], partial(self._bundles.put, sender.node))
+
+    def receive(self, sender: Sender, bundle: bytes, respond: Respond) -> None:
+        """Requests of an authenticated sender, and where their responses go."""
         client, ids, writes = sender.node, [], []
-        for request_id, question in self._understood(client, event.body["body"]):
+        for request_id, question in self._understood(bundle, respond):
             if (client, request_id) in self._under_way.get(sender.accountable, ()):
                 continue  # it was sent again before it had its response
             try:
                 self._guard.check(sender, question)
                 self._count(sender, request_id, question)
             except PermissionDenied as error:
-                self._bundles.put(client, (request_id, Denied.because(error)))
+                respond((request_id, Denied.because(error)))
             except LimitExceeded as error:
-                self._bundles.put(client, (request_id, Failed.because(error)))
+                respond((request_id, Failed.because(error)))
             else:
                 if isinstance(question, calls.Write):
                     ids.append(request_id)
                     writes.append(question)
                 else:
-                    self._begin(self._work(sender, request_id, question), sender, [request_id])
+                    self._begin(self._work(sender, request_id, question, respond), sender, [request_id])
         if writes:
-            self._begin(self._work_together(sender, ids, writes), sender, ids)
+            self._begin(self._work_together(sender, ids, writes, respond), sender, ids)
 
     def _count(self, sender: Sender, request_id: RequestId, question: AnyQuestion) -> None:
         under_way = self._under_way.setdefault(sender.accountable, set())
@@ -321,7 +348,7 @@ class Answerer(Participant):
             raise error
         under_way.add((sender.node, request_id))
 
-    def _understood(self, client: str, bundle: bytes) -> Sequence[tuple[RequestId, AnyQuestion]]:
+    def _understood(self, bundle: bytes, respond: Respond) -> Sequence[tuple[RequestId, AnyQuestion]]:
         """One that can't be read is answered so; it does not keep the others from being answered."""
         try:
             return calls.decode_questions(bundle)
@@ -331,7 +358,7 @@ class Answerer(Participant):
             try:
                 understood.append((number, calls.decode_question(encoded)))
             except msgspec.DecodeError as error:
-                self._bundles.put(client, (number, _failure(error)))
+                respond((number, _failure(error)))
         return understood
 
     def _begin(self, work: Awaitable[None], sender: Sender, ids: Sequence[RequestId]) -> None:
@@ -346,7 +373,7 @@ class Answerer(Participant):
         if not under_way:
             del self._under_way[sender.accountable]
 
-    async def _work(self, sender: Sender, request_id: RequestId, question: AnyQuestion) -> None:
+    async def _work(self, sender: Sender, request_id: RequestId, question: AnyQuestion, respond: Respond) -> None:
         slots = self._administrative if type(question) in ADMINISTRATIVE else self._slots
         try:
             await self._ready(question)
@@ -356,15 +383,17 @@ class Answerer(Participant):
             if isinstance(error, LimitExceeded):
                 self._guard.note_over_quota(sender, question, error)
             answer = _failure(error)
-        self._bundles.put(sender.node, (request_id, answer))
+        respond((request_id, answer))
 
-    async def _work_together(self, sender: Sender, ids: Sequence[RequestId], writes: Sequence[calls.Write]) -> None:
+    async def _work_together(
+        self, sender: Sender, ids: Sequence[RequestId], writes: Sequence[calls.Write], respond: Respond
+    ) -> None:
         async with self._slots.slot(sender.accountable):
             try:
                 answers = await self._write(writes)
             except Exception as error:
                 answers = [_failure(error)] * len(writes)
-        self._bundles.put(sender.node, *zip(ids, answers, strict=True))
+        respond(*zip(ids, answers, strict=True))
 
     async def close(self) -> None:
         for task in self._tasks:

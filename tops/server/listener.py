@@ -10,6 +10,7 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -102,10 +103,12 @@ class BoundedSite(web.BaseSite):
         budget: ConnectionBudget,
         rejected: Report,
         tls: ssl.SSLContext | None = None,
+        bound: Sequence[socket.socket] = (),
     ) -> None:
+        """`bound` are sockets that are bound already, where the address does not say all, such as the port."""
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._address, self._budget, self._rejected = address, budget, rejected
-        self._sockets: list[socket.socket] = []
+        self._sockets: list[socket.socket] = list(bound)
         self._tasks: list[asyncio.Task[None]] = []
         self._arriving: dict[int, asyncio.Task[None]] = {}  # by the number of its ticket: until its TLS stands
         self._waiting: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by the number of its ticket
@@ -117,6 +120,13 @@ class BoundedSite(web.BaseSite):
     async def start(self) -> None:
         """Raises OSError, with nothing left open, when it can't listen."""
         await super().start()
+        if not self._sockets:
+            await self._bind()
+        for listening in self._sockets:
+            listening.listen(BACKLOG)
+        self._tasks = [asyncio.ensure_future(self._accept(listening)) for listening in self._sockets]
+
+    async def _bind(self) -> None:
         host, port = self._address
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -127,8 +137,6 @@ class BoundedSite(web.BaseSite):
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.setblocking(False)
             listening.bind(address)
-            listening.listen(BACKLOG)
-        self._tasks = [asyncio.ensure_future(self._accept(listening)) for listening in self._sockets]
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *self._arriving.values()]
