@@ -90,7 +90,7 @@ class Reader:
         replica: str | None,
     ) -> list[Row]:
         """The rows of `read`, whose position nobody asks for: quick where that is possible."""
-        if self._direct is not None and max_lag_s is None and consistency != "quorum":
+        if self._direct is not None and max_lag_s is None:
             self._check(consistency)
             found = await self._quick(self._direct, sql, args, consistency, after, wait_s, replica)
             if found is not None:
@@ -111,23 +111,24 @@ class Reader:
         where, floor = _token(after) if after else ("", 0)
         if where and floor == 0:
             return None  # bound to the replica of a write that is not in the log yet
-        if consistency == "current":
-            if wait_s is not None or replica is not None:
-                return None
-            told = await self._log_end.ask()
-            floor = max(floor, told.decided)
-            present = {follower.name for follower in told.followers if follower.present}
-            ready = [self._config.replica_of(site) for site in told.in_sync if site in present]
-            names = [name for name in self._nearest() if name in ready] or ready
-            if not names:
-                return None
-            name = random.choice(names)
-        elif replica is not None:
-            name = self._config.replica_named(replica).name
-        elif consistency == "primary":
-            name = self._config.primary or ""
-        else:
-            name = random.choice(self._nearest())
+        names = [self._config.replica_named(replica).name] if replica is not None else self._nearest()
+        match consistency:
+            case "primary":
+                names = [self._config.primary or ""]
+            case "quorum":
+                return None  # several replicas are asked
+            case "current":
+                if wait_s is not None:
+                    return None
+                told = await self._log_end.ask()
+                floor = max(floor, told.decided)
+                if replica is None:
+                    present = {follower.name for follower in told.followers if follower.present}
+                    ready = [self._config.replica_of(site) for site in told.in_sync if site in present]
+                    names = [name for name in names if name in ready] or ready
+        if not names:
+            return None
+        name = random.choice(names)
         connection = direct.to(name)
         if connection is None:
             return None
