@@ -13,8 +13,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from adapters.changes import Row
 from adapters.text_values import DECODERS, ENCODERS, Decode, Encode, decode_rows, encode_parameters
 from replication.model.config import ReplicaSetConfig
@@ -36,10 +34,10 @@ from replication.rpc.direct import (
 )
 from tops.client.site import Site
 from tops.model.errors import NotReachable, ProtocolError, TopsError
-from tops.runtime.links.dialling import client_session, open_socket
+from tops.runtime.links.dialling import DIAL_ERRORS, Session, client_session, open_socket
 from tops.runtime.links.identity import HANDSHAKE_TIMEOUT_S
 from tops.runtime.links.link import receive_bytes
-from tops.runtime.links.sockets import DialledSocket, drained, hand_over, write
+from tops.runtime.links.sockets import DialledSocket, drained, take_messages, write
 from tops.security import Kind
 
 AGAIN_FIRST_S, AGAIN_MAX_S = 0.5, 30.0  # between two tries to open a connection
@@ -206,28 +204,8 @@ class DirectConnection:
 
     async def serve(self) -> None:
         """Until the connection ends; raises ProtocolError for what is not ours."""
-        failure: Exception | None = None
-
-        def arrived(data: bytes) -> bool:
-            nonlocal failure
-            if failure is not None:
-                return False
-            try:
-                self._take(data)
-            except Exception as error:
-                failure = error
-                return False
-            return True
-
-        hand_over(self._socket, arrived)
         try:
-            while True:
-                message = await self._socket.receive()
-                if failure is not None:
-                    raise failure
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    return
-                self._take(message.data)
+            await take_messages(self._socket, self._take, lambda: None)
         finally:
             self._end()
 
@@ -272,7 +250,6 @@ class DirectConnection:
 
     def _end(self) -> None:
         self.is_open = False
-        hand_over(self._socket, None)
         if self._looking is not None:
             self._looking.cancel()
         if self._draining is not None:
@@ -303,7 +280,7 @@ class DirectConnections:
         self._site, self._config, self._caller = site, config, caller
         self._open: dict[str, DirectConnection] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._session: Session | None = None
         self._told: set[str] = set()
 
     def to(self, replica: str) -> DirectConnection | None:
@@ -321,7 +298,7 @@ class DirectConnections:
             try:
                 await self._serve(replica)
                 pause_s = AGAIN_FIRST_S  # it stood for a while
-            except (TopsError, aiohttp.ClientError, OSError, RuntimeError, TimeoutError) as error:
+            except (TopsError, *DIAL_ERRORS) as error:
                 problem = str(error) or type(error).__name__
             finally:
                 self._open.pop(replica, None)

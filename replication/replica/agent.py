@@ -21,6 +21,7 @@ from adapters.postgres.sql.logins import user_of
 from adapters.resource import Resource
 from replication.conflicts.own_statements import reserved
 from replication.conflicts.tables import KEYS
+from replication.http.direct.listener import DirectListener
 from replication.model.config import HIDDEN, Cluster, ReplicaSetConfig
 from replication.model.events import log_type
 from replication.model.values import pack_result, pack_rows, unpack_values
@@ -36,7 +37,6 @@ from replication.replica.apply.publisher import OutboxPublisher
 from replication.replica.copies import Copies
 from replication.replica.databases import ReplicaDatabase, patiently
 from replication.replica.differences import Differences
-from replication.replica.direct.listener import DirectListener
 from replication.replica.direct.quick_desk import QuickDesk
 from replication.replica.lag import LagTracker
 from replication.replica.materialized import MaterializedViews

@@ -47,7 +47,7 @@ def server_context(keys: Keys, rejected: Callable[[str], None] | None = None) ->
     """
     if not is_of_server(keys.credentials):
         raise ConfigError(
-            f"{keys.credentials.identity} can't listen: its certificate is not one of a server; a broker's is, and a "
+            f"{keys.credentials.identity} can't listen: only a broker's certificate is one of a server, and a "
             "replica's that was issued with --host"
         )
     context = _context(ssl.PROTOCOL_TLS_SERVER, keys.credentials, keys.trust)

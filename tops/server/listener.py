@@ -21,7 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 from tops.http.gate import PRINCIPAL, Report, json_response
 from tops.http.rights import Handler
 from tops.model.errors import LimitExceeded
-from tops.security import ConnectionBudget, Ticket
+from tops.security import ConnectionBudget, Ticket, split_address
 
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.5  # after the system had no descriptor or memory left for one more
@@ -195,3 +195,18 @@ class BoundedSite(web.BaseSite):
             accepted.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
+
+
+def bound_socket(listen: str) -> socket.socket:
+    """A socket that is bound to this `host:port`; port 0 is one that the system chooses. Raises OSError, ValueError."""
+    host, port = split_address(listen)
+    family, _, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setblocking(False)
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening

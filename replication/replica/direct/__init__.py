@@ -1,6 +1,6 @@
-"""A replica's end of direct connections: its listener, what one connection carries, and quick reads.
+"""A replica's end of direct connections: what one connection carries, and quick reads.
 
-May import what the agent imports, not the agent. A request comes in at the listener, goes to the same place as one that
-came through brokers (`Answerer`), or as a quick read to the database's quick sessions, and its response goes back over
-the connection.
+May import what the agent imports, not the agent. A request comes in over a connection, goes to the same place as one
+that came through brokers (`Answerer`), or as a quick read to the database's quick sessions, and its response goes back
+over the connection.
 """

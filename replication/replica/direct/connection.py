@@ -2,11 +2,10 @@
 message. A client that does not read its responses is not read from either."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from adapters.postgres.quick import QuickStatement
@@ -26,7 +25,7 @@ from replication.rpc.direct import (
 )
 from tops.model.errors import ProtocolError
 from tops.protocol.messages import Sender
-from tops.runtime.links.sockets import Socket, drained, hand_over, write
+from tops.runtime.links.sockets import Socket, abort, drained, take_messages, write
 
 MESSAGE_BYTES = 2**20  # a message of responses takes no more once it has reached this
 UNSENT_BYTES_MAX = 16 * 2**20  # of responses to a client that does not read them; then the connection ends
@@ -52,35 +51,16 @@ class DirectConnection:
 
     async def serve(self) -> None:
         """Until the connection ends; raises ProtocolError for what is not ours."""
-        failure: Exception | None = None
-
-        def arrived(data: bytes) -> bool:
-            nonlocal failure
-            if failure is not None or self._draining is not None:
-                return False
-            try:
-                self._take(data)
-            except Exception as error:
-                failure = error
-                return False
-            return True
-
-        hand_over(self._socket, arrived)
         try:
-            while True:
-                message = await self._socket.receive()
-                if failure is not None:
-                    raise failure
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    return
-                while self._draining is not None:
-                    await asyncio.wait([self._draining])
-                self._take(message.data)
+            await take_messages(self._socket, self._take, self._busy)
         finally:
             self._is_closed = True
-            hand_over(self._socket, None)
             for task in [*self._tasks, *([self._draining] if self._draining is not None else [])]:
                 task.cancel()
+
+    def _busy(self) -> Awaitable[object] | None:
+        """What is to be waited for before more is taken from the client."""
+        return asyncio.wait([self._draining]) if self._draining is not None else None
 
     def _take(self, data: bytes) -> None:
         kind = data[0] if data else None
@@ -170,7 +150,7 @@ class DirectConnection:
         if self._draining is not None:
             if self._unsent_bytes > UNSENT_BYTES_MAX:
                 self._is_closed = True
-                self._abort()
+                abort(self._socket)
             return
         with suppress(ConnectionError):  # the reader hears of it as well
             room = True
@@ -207,10 +187,3 @@ class DirectConnection:
             await drained(self._socket)
         self._draining = None
         self._wake()
-
-    def _abort(self) -> None:
-        """It takes no response, so it would take no farewell either."""
-        writer = self._socket._writer
-        transport = writer.transport if writer is not None else None
-        if transport is not None:
-            transport.abort()

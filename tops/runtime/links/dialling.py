@@ -11,6 +11,10 @@ from tops.model.sizes import FRAME_BYTES_MAX
 from tops.runtime.links.identity import Self
 from tops.runtime.links.sockets import DialledSocket
 
+Session = aiohttp.ClientSession
+# What a connection may end with that does not stand, or breaks.
+DIAL_ERRORS = (aiohttp.ClientError, OSError, RuntimeError, TimeoutError)
+
 log = logging.getLogger("tops.site")
 
 

@@ -5,7 +5,6 @@ clients that ask through the brokers; without keys both sides know the secret of
 """
 
 import logging
-import socket as sockets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -35,7 +34,7 @@ from tops.security import (
     split_address,
 )
 from tops.server.connections import connection_budget
-from tops.server.listener import BoundedSite, admit
+from tops.server.listener import BoundedSite, admit, bound_socket
 
 LOOPBACK = "127.0.0.1:0"  # where the file says nothing: a port that the system chooses
 OFF = "off"
@@ -74,7 +73,7 @@ class DirectListener:
         host, _ = split_address(listen or LOOPBACK)
         check_listen(host, with_tls, plain_words)
         try:
-            listening = _bound(listen or LOOPBACK)
+            listening = bound_socket(listen or LOOPBACK)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"replica {self.name!r} can't listen for reads on {listen or LOOPBACK}: {error}"
@@ -155,17 +154,3 @@ def _can_serve(own: Self, listen: str | None, name: str) -> bool:
         raise ConfigError(f"read_listen = {listen!r}: {problem}")
     log.warning("no direct connections", extra={"replica": name, "reason": problem})
     return False
-
-
-def _bound(listen: str) -> sockets.socket:
-    host, port = split_address(listen)
-    family, _, _, _, address = sockets.getaddrinfo(host, port or 0, type=sockets.SOCK_STREAM)[0]
-    listening = sockets.socket(family, sockets.SOCK_STREAM)
-    try:
-        listening.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-        listening.setblocking(False)
-        listening.bind(address)
-    except OSError:
-        listening.close()
-        raise
-    return listening
