@@ -109,7 +109,7 @@ class Backend(asyncio.Protocol):
         """Ask the server to end what runs; it may have ended already."""
         protocol: Any = self._connection._protocol  # type: ignore[attr-defined]
         with suppress(OSError, TimeoutError):
-            await connect_utils._cancel(
+            await connect_utils._cancel(  # type: ignore[attr-defined]
                 loop=asyncio.get_running_loop(),
                 addr=self._connection._addr,  # type: ignore[attr-defined]
                 params=self._connection._params,  # type: ignore[attr-defined]

@@ -213,7 +213,7 @@ class ClientSession(asyncio.Protocol):
                 reader = Reader(body)
                 if reader.text() != "SCRAM-SHA-256":
                     raise Violation("the client selected an unknown authentication mechanism")
-                answer = scram.on_first(reader.bytes(reader.int()))
+                answer = scram.on_first(reader.take(reader.int32()))
                 self._transport.write(messages.message(b"R", (11).to_bytes(4) + answer))
                 return
             answer = scram.on_final(body)
@@ -443,7 +443,7 @@ class ClientSession(asyncio.Protocol):
         elif kind == "C":
             reader = Reader(found.body)
             of_statement, name = reader.byte() == ord("S"), reader.text()
-            (self._prepared if of_statement else self._portals).pop(name, None)  # type: ignore[attr-defined]
+            (self._prepared if of_statement else self._portals).pop(name, None)
         if kind != "H":
             self._expected += 1
         if (backend := self._free_backend()) is not None and not self._must_wait(statement):

@@ -157,15 +157,15 @@ class Reader:
         return found
 
     def byte(self) -> int:
-        return self.bytes(1)[0]
+        return self.take(1)[0]
 
-    def short(self) -> int:
-        return int(_SHORT.unpack(self.bytes(2))[0])
+    def int16(self) -> int:
+        return int(_SHORT.unpack(self.take(2))[0])
 
-    def int(self) -> int:
-        return int(_INT.unpack(self.bytes(4))[0])
+    def int32(self) -> int:
+        return int(_INT.unpack(self.take(4))[0])
 
-    def bytes(self, count: "int") -> bytes:
+    def take(self, count: int) -> bytes:
         if count < 0 or self._position + count > len(self._body):
             raise Violation("insufficient data left in message")
         self._position += count
@@ -197,12 +197,12 @@ def _format(formats: Sequence[int], index: int) -> int:
 def decode_bind(body: bytes) -> Bind:
     reader = Reader(body)
     portal, statement = reader.text(), reader.text()
-    formats = tuple(reader.short() for _ in range(reader.short()))
+    formats = tuple(reader.int16() for _ in range(reader.int16()))
     values: list[bytes | None] = []
-    for _ in range(reader.short()):
-        length = reader.int()
-        values.append(None if length == -1 else reader.bytes(length))
-    return Bind(portal, statement, formats, tuple(values), tuple(reader.short() for _ in range(reader.short())))
+    for _ in range(reader.int16()):
+        length = reader.int32()
+        values.append(None if length == -1 else reader.take(length))
+    return Bind(portal, statement, formats, tuple(values), tuple(reader.int16() for _ in range(reader.int16())))
 
 
 # -------------------------------------------------------------------------------------------------- messages to clients

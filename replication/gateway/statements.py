@@ -154,7 +154,7 @@ def _setting(node: ast.VariableSetStmt) -> Statement:
     return Statement(What.SESSION, "SET")
 
 
-class _Found(Visitor):  # type: ignore[misc]
+class _Found(Visitor):
     """Whether a statement changes rows or locks them, wherever in its tree it says so."""
 
     def __init__(self) -> None:
