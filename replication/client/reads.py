@@ -280,16 +280,17 @@ class Reader:
 
 
 class SharedAsk(Generic[T]):
-    """A question whose answer serves everybody who has asked before it was sent. One is under way at a time."""
+    """A question whose answer serves everybody who has asked before it was sent. One is under way at a time, unless
+    they may overlap: then those of one event-loop iteration share one."""
 
-    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[], Awaitable[T]], *, overlapping: bool = False) -> None:
+        self._ask, self._overlapping = ask, overlapping
         self._under_way: asyncio.Task[T] | None = None
         self._next: asyncio.Task[T] | None = None
 
     async def ask(self) -> T:
         if self._next is None:
-            self._next = asyncio.ensure_future(self._after(self._under_way))
+            self._next = asyncio.ensure_future(self._after(None if self._overlapping else self._under_way))
             self._next.add_done_callback(_retrieved)
         return await asyncio.shield(self._next)
 

@@ -217,7 +217,8 @@ class Gateway:
         if consistency not in ("any", "primary") or self._shop.policy.reads_await_prepared:
             barrier = self._barriers.get(consistency)
             if barrier is None:
-                barrier = self._barriers[consistency] = SharedAsk(_Barrier(self._shop, self.replica, consistency))
+                ask = _Barrier(self._shop, self.replica, consistency)
+                barrier = self._barriers[consistency] = SharedAsk(ask, overlapping=True)
             await barrier.ask()
 
     def idle_backend(self, session: ClientSession) -> Backend | None:
