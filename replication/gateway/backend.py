@@ -19,7 +19,8 @@ from tops.model.errors import TopsError
 CLEAN = "DISCARD ALL"
 FAIL = "select 1/0"  # what ends an explicit transaction, so that the database knows of it, too
 CLEAN_AFTER_S = 1.0  # until a session that nobody uses is made clean
-SETTINGS = {"default_transaction_read_only": "on"}
+# A transaction that its client leaves open holds a session of the pool, and keeps old rows from being vacuumed.
+SETTINGS = {"default_transaction_read_only": "on", "idle_in_transaction_session_timeout": "10s"}
 _HEAD = struct.Struct(">BI")
 _READY, _ERROR = ord("Z"), ord("E")
 _ANSWERS = frozenset(b"123CIsTn")  # each ends what one message of the extended protocol asked for

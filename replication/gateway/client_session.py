@@ -142,6 +142,8 @@ class ClientSession(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._decoder.feed(data)
+        if self._transport is None:
+            return  # TLS begins: what it has decrypted waits until there is a way to respond
         try:
             while self.state is not State.CLOSED and (found := self._decoder.next()) is not None:
                 if isinstance(found, Message):
@@ -151,8 +153,6 @@ class ClientSession(asyncio.Protocol):
                         break  # what follows may be long only once the password is proved
                 else:
                     self._first(found)
-                if self._decoder.phase is messages.Phase.START and self._transport is None:
-                    return
             self._pump()
         except Violation as violation:
             self._die(violation.sqlstate, str(violation))
@@ -189,6 +189,8 @@ class ClientSession(asyncio.Protocol):
         except (OSError, ssl.SSLError):
             plain.abort()
             self.connection_lost(None)
+        else:
+            self.data_received(b"")
 
     def _start_up(self, parameters: dict[str, str]) -> None:
         encoding = parameters.get("client_encoding", "UTF8").replace("-", "").replace("'", "").upper()

@@ -17,6 +17,7 @@ OWN_SETTINGS = ("tops.consistency", "tops.max_lag")
 _KEPT_SETTINGS = (
     "session_replication_role", "row_security", "role", "session_authorization", "default_transaction_read_only",
     "transaction_read_only", "default_transaction_isolation", "statement_timeout",
+    "idle_in_transaction_session_timeout",
 )  # fmt: skip
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import shutil
+import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -14,6 +16,11 @@ from uuid import UUID
 import asyncpg
 import pytest
 import pytest_asyncio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from adapters import EmbeddedPostgres
 from replication.gateway import client_session
@@ -318,6 +325,36 @@ async def test_a_client_that_does_not_read_is_not_sent_all(shared: Front) -> Non
     assert session._transport.get_write_buffer_size() < 20 * 2**20
     reading.cancel()
     client.terminate()
+
+
+def certificate(folder: Path) -> None:
+    """A certificate of the gateway's own, as an operator makes one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - timedelta(days=1))
+        .not_valid_after(datetime.now(UTC) + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "g1.crt").write_bytes(made.public_bytes(Encoding.PEM))
+    (folder / "g1.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+async def test_a_driver_that_wants_tls_gets_it(server: EmbeddedPostgres, folder: Path) -> None:
+    certificate(folder)
+    keys = f'tls_certificate = "{folder}/g1.crt"\ntls_key = "{folder}/g1.key"'
+    trusting = ssl.create_default_context(cafile=str(folder / "g1.crt"))
+    async with front(server, folder, more=keys) as shop, shop.client(ssl=trusting) as client:
+        assert await client.execute("insert into accounts (id, balance) values (1, 2)") == "INSERT 0 1"
+        assert await client.fetchval("select balance from accounts") == 2
+    with pytest.raises(ConnectionError):
+        await shop.connect(ssl=trusting)
 
 
 async def test_a_gateway_of_an_unknown_set_or_replica_is_an_error_of_the_file(
