@@ -20,7 +20,8 @@ from tops.model.ids import NodeId
 from tops.security import Permissions, Role, register_secret
 from tops.security.listen import check_listen, split_address
 
-FOREIGN_TABLES = frozenset({"replica_set"})  # of other layers: kept unchecked when no model is passed for them
+# Of another layer: kept as they are when no model is given for them.
+FOREIGN_TABLES = frozenset({"replica_set", "gateway"})
 _SECRET_KEYS = re.compile(r"dsn|password|secret|token", re.IGNORECASE)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _QUANTITY = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]*?)(?:i?b)?\s*$", re.IGNORECASE)
