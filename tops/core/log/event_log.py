@@ -134,6 +134,7 @@ class EventLog:
         self.oldest = 1  # the first number that is still kept on disk
         self.tail: OrderedDict[int, LogEntry] = OrderedDict()  # the newest decided entries
         self.undecided: set[int] = set()
+        self.numbered: set[int] = set()  # of these: events that wait for their timestamps
         self.feeds: dict[str, Feed] = {}
         self.dropped: OrderedDict[str, int] = OrderedDict()  # feeds that held too much, and how far they had come
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest life, its last publication
@@ -160,6 +161,7 @@ class EventLog:
             self.undecided.update(range(max(self.last_number + 1, self.oldest), entry.number))
             self.last_number = entry.number
         self.undecided.discard(entry.number)
+        self.numbered.discard(entry.number)
         self.tail[entry.number] = entry
         self.chain.fill(entry, publisher)
         if publisher is not None:
@@ -223,7 +225,14 @@ class EventLog:
 
     def missing_numbers(self) -> list[int]:
         """After recovery: numbers that an earlier life gave out and never decided."""
-        return sorted(self.undecided)
+        return sorted(self.undecided - self.numbered)
+
+    def number(self, index: int, publisher: Publisher) -> None:
+        """An event of an ordering domain has this index, and is decided once its timestamp is complete."""
+        self.undecided.update(range(max(self.last_number + 1, self.oldest), index + 1))
+        self.last_number = max(self.last_number, index)
+        self.numbered.add(index)
+        self.published_by(publisher)
 
     # ----------------------------------------------------------------------------------------------------- feeds
 

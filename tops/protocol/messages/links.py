@@ -24,6 +24,16 @@ from tops.protocol.messages.logs import (
     TypeAdvertised,
     TypeAnswered,
 )
+from tops.protocol.messages.ordering import (
+    AskCompleted,
+    ChainPassed,
+    ChainTaken,
+    ChangeSubscription,
+    CutMade,
+    PartialCut,
+    StageStarted,
+    SubscriptionsAnnounced,
+)
 from tops.protocol.messages.participants import (
     AskEpoch,
     AskMembership,
@@ -113,6 +123,14 @@ Letter = (
     | HistoryRejected
     | RecoverLog
     | LogRecovered
+    | ChainPassed
+    | ChainTaken
+    | StageStarted
+    | SubscriptionsAnnounced
+    | ChangeSubscription
+    | CutMade
+    | PartialCut
+    | AskCompleted
 )
 
 
