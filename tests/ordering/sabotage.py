@@ -4,17 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.sim.sabotage import _patched, _together
-from tops.core.ordering import chain, managers
+from tops.core.log.event_log import EventLog, Repetition
 from tops.core.ordering.arrivals import Arrived
 from tops.core.ordering.broker import DomainAtBroker
 from tops.core.ordering.chain import Incoming, Outgoing
 from tops.core.ordering.groups import Group, Groups
 from tops.core.ordering.managers import TopicManagers
 from tops.core.ordering.module import Change, OrderingModule
-from tops.core.log.event_log import EventLog, Repetition
 from tops.model.ids import NodeId
-from tops.protocol.effects import Effect
-from tops.protocol.messages import KnownSubscription, PartialCut, PartialTimestamp, Sender
+from tops.protocol.effects import Effect, Persist, Post
+from tops.protocol.messages import EventConfirmed, KnownSubscription, PartialTimestamp, Sender
 
 SABOTAGES: dict[str, Callable[[], Any]] = {}
 
@@ -133,7 +132,6 @@ def older_versions_of_a_subscription_are_accepted() -> Any:
     honest = Groups.store
 
     def credulous(self: Groups, subscription: KnownSubscription) -> bool:
-        self.known.pop(subscription.subscriber, None) if False else None
         known = self.known.get(subscription.subscriber)
         if known is not None and known.version > subscription.version:
             self._count(frozenset(known.topics), frozenset(subscription.topics))
@@ -153,17 +151,6 @@ def a_restarted_manager_forgets_what_has_passed() -> Any:
         self.lower.clear()
 
     return _patched(TopicManagers, "recover", forgetful)
-
-
-@_sabotage
-def a_restarted_manager_without_a_journal_does_not_ask_what_has_passed() -> Any:
-    honest = TopicManagers.__init__
-
-    def careless(self: TopicManagers, *args: Any) -> None:
-        honest(self, *args)
-        self.is_open = True
-
-    return _patched(TopicManagers, "__init__", careless)
 
 
 @_sabotage
@@ -194,9 +181,6 @@ def a_confirmation_comes_before_the_timestamp_is_complete() -> Any:
 
     def hasty(self: DomainAtBroker, published: Any, topic: int, sender: Sender, at: Any) -> list[Effect]:
         effects = honest(self, published, topic, sender, at)
-        from tops.protocol.effects import Post
-        from tops.protocol.messages import EventConfirmed
-
         return [*effects, Post(at, EventConfirmed(origin=published.origin))]
 
     return _patched(DomainAtBroker, "on_published", hasty)
@@ -246,11 +230,6 @@ def a_timestamp_is_passed_on_before_it_is_journaled() -> Any:
     honest = TopicManagers._take_timestamp
 
     def careless(self: TopicManagers, *args: Any) -> list[Effect]:
-        from tops.protocol.effects import Persist
-
         return [e for e in honest(self, *args) if not isinstance(e, Persist)]
 
     return _patched(TopicManagers, "_take_timestamp", careless)
-
-
-assert chain and managers and PartialCut

@@ -23,6 +23,7 @@ from tops.core.coordinator.public_transactions import PublicTransactions
 from tops.core.coordinator.standing_desk import StandingDesk
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.core.log.event_log import Feed
+from tops.core.ordering.broker import OrderingBroker
 from tops.model.constraints import Predicate
 from tops.model.event_types import set_of_log
 from tops.model.filters import Filter
@@ -155,6 +156,11 @@ class Rendezvous:
             RecoverLog: recovery.on_recover,
             RouteAsked: self._route_asked,
         }
+
+    def order_with(self, ordering: OrderingBroker) -> None:
+        """Events of types in ordering domains go to their topic managers."""
+        self.log_keeper.ordering = self.known.ordering = ordering
+        self.letters.update(ordering.letters)
 
     def on_letter(self, letter: object, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A letter that is addressed to this broker as a rendezvous; its `sender` is stamped, and reached `at`."""

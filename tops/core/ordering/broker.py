@@ -137,6 +137,7 @@ class DomainAtBroker:
             entries=entries,
             event=waiting.event,
             origin=waiting.origin,
+            sender=waiting.sender,
         )
 
     def marker(self, topic: int) -> IndexesSkipped | None:

@@ -151,6 +151,7 @@ class OrderedPublished(Message, frozen=True):
     entries: dict[int, int]
     event: Event
     origin: Origin
+    sender: Sender | None = None  # known where it is numbered; subscribers learn it where the type discloses it
 
     @property
     def event_type(self) -> str:

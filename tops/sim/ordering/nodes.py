@@ -506,6 +506,7 @@ class Site:
             self._to_rendezvous(published.event.type, letter)
 
     def _confirmed(self, origin: Origin) -> None:
-        if origin.incarnation == self.incarnation and self.unconfirmed.pop((origin.family, origin.number), None):
+        if origin.incarnation == self.incarnation and (origin.family, origin.number) in self.unconfirmed:
+            del self.unconfirmed[origin.family, origin.number]
             self.world.confirmed.add((self.name, origin.incarnation, origin.family, origin.number))
             self._send_out()

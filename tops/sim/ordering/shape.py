@@ -73,3 +73,30 @@ def draw(seed: int, faults: OrderingFaults) -> Shape:
         loss=0.05 * faults.loss if lossy else 0.0,
         checkpoints=rng.randint(0, 3),
     )
+
+
+def draw_quiet(seed: int, crashes: int = 0) -> Shape:
+    """Few types, each at its own broker, few sites, few events at a time. Where many events are under way, each of them
+    waits for others anyway, and hides that one lacks an entry."""
+    rng = Random(seed)
+    topics = rng.choice((2, 2, 3))
+    names = tuple(f"t{number}" for number in range(topics))
+    brokers = tuple(NodeId(f"b{number}") for number in range(topics))
+    return Shape(
+        domain=OrderingDomain("d", names, Order.TOTAL, durable=False, placement=Placement.SPREAD),
+        brokers=brokers,
+        broker_of=dict(zip(names, brokers, strict=True)),
+        sites=rng.choice((2, 3, 3)),
+        events=200,
+        publish_every_s=0.08,
+        retry_s=rng.choice((0.02, 0.2)),
+        slow_messages=rng.choice((0, 0.02)),
+        slow_links=0.3,
+        greedy=0.9,
+        crashes=crashes,
+        site_crashes=0,
+        changes=0 if crashes else 60,
+        filters=0,
+        loss=0,
+        checkpoints=0,
+    )
