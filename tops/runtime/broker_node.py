@@ -296,10 +296,10 @@ class BrokerNode:
         """What we say first on a connection with this peer."""
         known = self.links.get(peer.node)
         brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
-        proposal = secrets.token_hex(8)
+        proposal, domains = secrets.token_hex(8), self.core.topology.domains
         if known is not None and known.incarnation == peer.incarnation:
-            return meeting(known.session_name, known.session.received, proposal, brokers, urls)
-        return meeting("", 0, proposal, brokers, urls)
+            return meeting(known.session_name, known.session.received, proposal, brokers, urls, domains)
+        return meeting("", 0, proposal, brokers, urls, domains)
 
     def link_for(self, peer: Peer, guard: Guard | None, ours: Meet, theirs: Meet, proposal: str) -> Link:
         """The link that this connection carries: the one that both ends remember, or a new one."""

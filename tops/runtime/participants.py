@@ -33,6 +33,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     sequence: int | None = None  # its place in the transaction
     number: int | None = None  # its number in the log of a durable type
     sender: Sender | None = None  # who published it, if the type discloses that
+    out_of_order: bool = False  # in an ordering domain: it came too late for its place
 
 
 Handler = Callable[[Received], Awaitable[None] | None]

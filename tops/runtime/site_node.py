@@ -25,6 +25,7 @@ from tops.model.errors import (
     TopsError,
 )
 from tops.model.ids import NodeId, TxId
+from tops.model.ordering import OrderingDomain
 from tops.model.sizes import MESSAGE_BYTES_MAX
 from tops.protocol.effects import (
     Alarm,
@@ -72,6 +73,7 @@ class SiteNode:
         self.name, self.own, self.options, self.heartbeat_s = NodeId(name), own, options, heartbeat_s
         self.urls = list(urls)
         self._loop = asyncio.get_running_loop()  # kept: to ask for it costs a system call each time
+        self._domains: tuple[OrderingDomain, ...] = ()  # as the first broker named them
         self._core: SiteCore | None = None  # made when the first broker has said who the brokers are
         self.link: Link | None = None
         self.broker = ""
@@ -237,10 +239,10 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.deliver_all(event_type, bodies, sender)
-            case Deliver(subscription=subscription, event=event, tx=tx, sender=sender):
+            case Deliver(subscription=subscription, event=event, tx=tx, sender=sender, out_of_order=out_of_order):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
-                    driver.deliver(event, tx, sender)
+                    driver.deliver(event, tx, sender, out_of_order)
             case SetTimer(key=key, after_s=after_s):
                 self.timers.set(key, after_s)
             case CancelTimer(key=key):
@@ -391,6 +393,7 @@ class SiteNode:
         if not met.brokers:
             raise ProtocolError("the broker did not say who the brokers of the cluster are")
         if self._core is None:
+            self._domains = met.domains
             brokers = [NodeId(b) for b in met.brokers]
             self._core = SiteCore(
                 self.name,
@@ -399,7 +402,10 @@ class SiteNode:
                 os.urandom,
                 self.options,
                 self.own.decision_checker(),
+                met.domains,
             )
+        elif self._domains != met.domains:
+            raise ProtocolError("the broker names other ordering domains than before: start this site again")
         elif tuple(sorted(met.brokers)) != self._core.brokers:
             raise ProtocolError("the broker names other members of the cluster than before: start this site again")
         self.urls += [url for url in met.urls if url not in self.urls]

@@ -15,11 +15,13 @@ from tops.core.client.own_resources import OwnResources
 from tops.core.client.own_transactions import OwnTransactions
 from tops.core.client.type_directory import TypeDirectory
 from tops.core.commit.decision_teller import CheckProof
+from tops.core.ordering.site import SiteOrdering
 from tops.core.participant.calls import Calls
 from tops.core.participant.participation import Participation, SiteOptions, Wish
 from tops.model.errors import NotReachable, TopsError
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
+from tops.model.ordering import OrderingDomain
 from tops.model.transactions import LocalOutcome, TxType
 from tops.protocol.effects import Answer, Disseminate, Effect, Memo, Post, Promise, Send, SetTimer
 from tops.protocol.messages import (
@@ -27,6 +29,7 @@ from tops.protocol.messages import (
     AskLog,
     AskOutcome,
     AskReached,
+    CutMade,
     Definitions,
     Dissemination,
     EndLog,
@@ -37,6 +40,7 @@ from tops.protocol.messages import (
     EventsRefused,
     FinishNoted,
     HistoryRejected,
+    IndexesSkipped,
     LinkMessage,
     LogDelivered,
     LogEnded,
@@ -45,6 +49,7 @@ from tops.protocol.messages import (
     LogTold,
     LogWanted,
     MembershipAnswered,
+    OrderedPublished,
     PeerKnows,
     PeersAsked,
     PrepareEpoch,
@@ -76,11 +81,13 @@ class SiteCore:
         entropy: Callable[[int], bytes],
         options: SiteOptions | None = None,
         check_proof: CheckProof | None = None,
+        domains: Sequence[OrderingDomain] = (),
     ) -> None:
-        """`check_proof` is for decisions that peers pass on; None in a cluster without keys."""
+        """`check_proof` is for decisions that peers pass on; None in a cluster without keys. `domains` are the ordering
+        domains of the cluster."""
         self.name, self.incarnation = name, incarnation
         self.options = options or SiteOptions()
-        directory = self.directory = TypeDirectory(brokers)
+        directory = self.directory = TypeDirectory(brokers, domains)
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
         self.calls = Calls()
         self.link: NodeId | None = None
@@ -89,6 +96,7 @@ class SiteCore:
         participation = self.participation = Participation(
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options, check_proof
         )
+        self.ordering = SiteOrdering(domains, participation.subscriptions, self.options.retry_s)
         self.resources = OwnResources(
             participation.sub_transactions, participation.promises, participation.voters, entropy
         )
@@ -128,6 +136,7 @@ class SiteCore:
             AskReached: promises.on_reached_asked,
             LogEnded: self._on_log_ended,
             LogRecovered: self._on_log_recovered,
+            CutMade: self.ordering.on_cut,
         }
 
     @property
@@ -146,7 +155,7 @@ class SiteCore:
     def link_up(self, broker: NodeId, now: float) -> list[Effect]:
         """A link to a broker that knows nothing of this site yet."""
         self.link = broker
-        effects = self.participation.link_up(broker) + self.events.announce()
+        effects = self.participation.link_up(broker) + self.ordering.link_up(broker) + self.events.announce()
         return self._request(effects + self._repeat(0.0))
 
     def link_down(self) -> None:
@@ -165,6 +174,8 @@ class SiteCore:
                 return self._carry_out(self.participation.promises.on_peers_asked(letter, message.reply_to))
         elif type(message) is Dissemination and self.link is not None:
             publication = message.publication
+            if type(publication) is OrderedPublished or type(publication) is IndexesSkipped:
+                return self._carry_out(self.ordering.on_publication(message, now))
             effects = self._publications[type(publication)](publication, message, self.link)
             return self._carry_out(effects) if effects else effects
         return []
@@ -272,10 +283,18 @@ class SiteCore:
 
     def subscribe(self, request: int, number: int, wish: Wish) -> list[Effect]:
         """`number` names the subscription in every later call."""
-        return self._request(self.participation.subscribe(number, wish, request, self.link))
+        effects = self.participation.subscribe(number, wish, request, self.link)
+        known = self.participation.subscriptions.get(number)
+        if known is not None:
+            effects += self.ordering.added(known)
+        return self._request(effects)
 
     def unsubscribe(self, number: int) -> list[Effect]:
-        return self._carry_out(self.participation.unsubscribe(number, self.link))
+        known = self.participation.subscriptions.get(number)
+        effects = self.participation.unsubscribe(number, self.link)
+        if known is not None:
+            effects += self.ordering.removed(known)
+        return self._carry_out(effects)
 
     def recover(self, number: int, promises: Sequence[Promise], kept: Sequence[Memo] = ()) -> list[Effect]:
         """What a subscription's participant found again after a crash; call it right after `subscribe`.
@@ -309,8 +328,15 @@ class SiteCore:
         return [Post(Address(known.coordinator), RouteAsked(subscription=number))]
 
     def _on_route(self, stands: RouteStands) -> list[Effect]:
-        request = self.routes_asked.pop(stands.subscription, None)
-        return [] if request is None else [Answer(request, stands.subscription)]
+        number = stands.subscription
+        effects = self.ordering.on_route(number)
+        request = self.routes_asked.pop(number, None)
+        if request is None:
+            return effects
+        known = self.participation.subscriptions.get(number)
+        if known is not None and self.ordering.is_ordered(known):
+            return effects + self.ordering.answer_when_ordered(request, number)
+        return [*effects, Answer(request, number)]
 
     def ask_log(self, request: int, event_type: str) -> list[Effect]:
         """How far a durable type's log is decided; repeated until it is answered or `forget_log` ends it."""
@@ -396,6 +422,8 @@ class SiteCore:
         if key == RETRY:
             self._retrying = False
             return self._request(self._repeat(self.options.retry_s))
+        if key[0] == "ordering":
+            return self._carry_out(self.ordering.on_timer(*key[1:]))
         return self._carry_out(self.participation.on_timer(key))
 
     def _repeat(self, elapsed_s: float) -> list[Effect]:
@@ -446,7 +474,7 @@ class SiteCore:
         return Dissemination(
             rendezvous=route.coordinator,
             upward=True,
-            early=not route.durable,
+            early=not (route.durable or route.ordered),
             publication=publication,
             lineage=route.lineage,
         )

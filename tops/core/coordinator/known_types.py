@@ -229,6 +229,9 @@ class KnownTypes:
         """Why the coordinator does not take this transaction, or None."""
         if spec.event_type not in self.types:
             return unknown_type(spec.event_type)
+        if self.ordering is not None and self.types.family(spec.event_type) in self.ordering.topics:
+            text = f"{spec.event_type!r} is in an ordering domain, whose types take single events and no transactions"
+            return Rejection(RejectionCode.NOT_TAKEN, text)
         if (
             spec.event_type in self.logs_of
             and spec.tx_type is TxType.DISTRIBUTED

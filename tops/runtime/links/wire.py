@@ -11,6 +11,7 @@ import msgspec
 
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError, TopsError, Undecodable
+from tops.model.ordering import OrderingDomain
 from tops.model.sizes import MESSAGE_BYTES_MAX
 from tops.protocol.messages import PROTOCOL, LinkMessage
 
@@ -27,7 +28,8 @@ class Meet(Word, frozen=True):
     """The first word on a connection, from both ends. If both name the same session it goes on, else a new one
     begins under the name that the accepting end proposes.
 
-    A broker also names the brokers of the cluster, since rendezvous are chosen among them, and where they listen."""
+    A broker also names the brokers of the cluster, since rendezvous are chosen among them, where they listen, and the
+    ordering domains."""
 
     protocol: int
     session: str
@@ -35,6 +37,7 @@ class Meet(Word, frozen=True):
     proposal: str
     brokers: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
+    domains: tuple[OrderingDomain, ...] = ()
 
 
 class Refused(Word, frozen=True):
@@ -115,5 +118,12 @@ def _refusal(what: str, error: Exception | None) -> Undecodable:
     return Undecodable(f"the other end sent {what}{detail}")
 
 
-def meeting(session: str, received: int, proposal: str, brokers: tuple[str, ...], urls: tuple[str, ...]) -> Meet:
-    return Meet(PROTOCOL, session, received, proposal, brokers, urls)
+def meeting(
+    session: str,
+    received: int,
+    proposal: str,
+    brokers: tuple[str, ...],
+    urls: tuple[str, ...],
+    domains: tuple[OrderingDomain, ...] = (),
+) -> Meet:
+    return Meet(PROTOCOL, session, received, proposal, brokers, urls, domains)
