@@ -141,7 +141,7 @@ async def test_a_transaction_on_a_type_of_a_domain_is_rejected_with_its_reason(v
         await site.advertise(first)
         with pytest.raises(TransactionAborted, match="ordering domain"):
             async with site.transaction(first, TxType.DISTRIBUTED) as tx:
-                await tx.publish({"id": 1})
+                await tx.publish(first, {"id": 1})
 
 
 async def test_brokers_whose_lists_differ_are_not_linked(tmp_path: Path) -> None:

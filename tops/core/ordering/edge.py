@@ -31,8 +31,8 @@ class OrderingEdge:
     def on_change(self, change: ChangeSubscription, subscriber: Address) -> list[Effect]:
         """A site's request, which its broker passes on in its name."""
         numbers = self._layout.number_of
-        if not all(name in numbers for name in (*change.types, *change.former)):
-            return []  # a site learns the domains from its broker
+        if subscriber.broker != self._me or not all(name in numbers for name in (*change.types, *change.former)):
+            return []  # a site learns the domains from its broker, and asks that one
         topics = tuple(sorted({numbers[name] for name in change.types}))
         known = self.latest.get(subscriber)
         if not change.name:  # durable subscriptions need no groups
