@@ -105,7 +105,7 @@ class Driven:
         self.brokers = {name: OrderingBroker(name, 1, [domain], self.placed.__getitem__, names, {}) for name in names}
         self.timestamps: dict[str, dict[int, int]] = {}  # by the event's name
         self.subscribers = {name: Subscriber(name, self) for name in subscribers or {}}
-        self._published = 0
+        self._published, self._incarnation = 0, 1
         for broker_name, broker in self.brokers.items():
             self._act(broker_name, broker.recovered())
         self.run()
@@ -132,6 +132,17 @@ class Driven:
         published = Published(event=Event(event_type, {"name": name}), origin=Origin(event_type, self._published))
         there = self.placed[event_type]
         self._act(there, self.brokers[there].on_published(published, event_type, PUBLISHER, Address(there, "p", 1)))
+
+    def restart(self, name: str) -> None:
+        """A broker loses all that it knows; the sites that were connected to it are elsewhere from here on."""
+        me, self._incarnation = NodeId(name), self._incarnation + 1_000
+        names = list(self.placed.values())
+        self.brokers[me] = OrderingBroker(me, self._incarnation, [self.domain], self.placed.__getitem__, names, {})
+        self._act(me, self.brokers[me].recovered())
+        for event_type, there in self.placed.items():
+            marker = self.brokers[me].marker(event_type) if there == me else None
+            if marker is not None:
+                self._disseminate(marker)
 
     def queue(self, line: tuple[str, str], letter: Any, sender: Sender, at: Address) -> None:
         self.lines[line].append((letter, sender, at))

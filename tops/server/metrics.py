@@ -21,6 +21,7 @@ class NodeCollector:
         yield from self._links()
         yield from self._transactions()
         yield from self._journal()
+        yield from self._ordering()
         for name, value in self.node.counters.items():
             yield CounterMetricFamily(f"tops_{name}", f"Since the start: {name.replace('_', ' ')}.", value=value)
         yield _gauge("tops_pressed", "Whether publishers have to wait (1) or not (0).", int(self.node.pressed))
@@ -77,6 +78,31 @@ class NodeCollector:
                 lag.add_metric([name, feed.key], log.last_number - feed.position)
         yield last
         yield lag
+
+    def _ordering(self) -> Iterator[Metric]:
+        pending = GaugeMetricFamily(
+            "tops_ordering_pending_events",
+            "Number of events that have an index and wait for their timestamp or an earlier event.",
+            labels=["domain"],
+        )
+        subscribers = GaugeMetricFamily(
+            "tops_ordering_subscriptions",
+            "Number of subscriptions that the topic managers here know.",
+            labels=["domain"],
+        )
+        hops = CounterMetricFamily(
+            "tops_ordering_hops",
+            "Number of partial timestamps that were passed on to another stage.",
+            labels=["domain"],
+        )
+        for name, domain in sorted(self.node.core.ordering.domains.items()):
+            if (managers := domain.managers) is not None:
+                pending.add_metric([name], sum(map(len, managers.pending.values())))
+                subscribers.add_metric([name], len(managers.groups.known))
+                hops.add_metric([name], managers.hops)
+        yield pending
+        yield subscribers
+        yield hops
 
     def _journal(self) -> Iterator[Metric]:
         journal = self.node.store.journal

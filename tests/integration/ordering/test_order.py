@@ -93,6 +93,11 @@ async def test_all_subscribers_see_the_events_of_several_publishers_in_one_order
         await asyncio.gather(*(publish(p, of, 1000 * n, 100) for n, p in enumerate(publishers)))
         await until(lambda: all(len(r.ordinary) == 300 for r in recorders))
 
+        for name in volatile.names:
+            view = await volatile.get(name, "/v1/ordering")
+            assert [domain["stages"] for domain in view["domains"]] == [["b1", "b2"]]
+            assert view["domains"][0]["topics"][0]["pending"] == 0
+
     assert len({tuple(recorder.ids()) for recorder in recorders}) == 1
     assert not any(event.out_of_order for recorder in recorders for event in recorder.ordinary)
 

@@ -313,6 +313,8 @@ class BrokerCore:
 
         Only of a type that has neither. A publisher's word for its ancestors counts for nothing: it would reach the
         subscribers of any type, without the right to publish it. A subscriber's definition can only rule it out."""
+        if event_type in self.ordering.topics:
+            return False
         known = self.table.types.whole_if_known(event_type)
         if known is not None and (known.durable or known.parent is not None):
             return False
