@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from tops.core.client.causal_order import CausalOrder, Key
 from tops.core.client.type_directory import TypeDirectory
 from tops.model.errors import InvalidEventType, LimitExceeded, NotAdvertised, TopsError
 from tops.protocol.effects import Answer, Disseminate, Effect, Post
@@ -31,6 +32,7 @@ class EventPublisher:
         self.advertising: dict[str, list[int]] = {}
         self.unconfirmed: dict[tuple[str, int], tuple[int, Published]] = {}  # durable publications, in order
         self.numbers: dict[str, int] = {}  # the last one given, per family
+        self.causal = CausalOrder(directory.domains)
 
     def advertise(
         self,
@@ -79,11 +81,14 @@ class EventPublisher:
         family = self.directory.types.family(event.type)
         number = self.numbers[family] = self.numbers.get(family, 0) + 1
         published = Published(event=event, origin=Origin(family, number))
-        effects: list[Effect] = [Disseminate(published)]
-        if self.directory.types.whole(event.type).durable:
-            self.unconfirmed[family, number] = (request, published)
-            return effects
-        return [*effects, Answer(request)]
+        if not self.directory.types.whole(event.type).durable:
+            return [Disseminate(published), Answer(request)]
+        self.unconfirmed[family, number] = (request, published)
+        if self.causal.holds(family):
+            self.causal.hold((family, number))
+            return []
+        self.causal.sent(family)
+        return [Disseminate(published)]
 
     def publish_confirmed(
         self, event_type: str, events: Sequence[tuple[int, dict[str, Any], msgspec.Raw]]
@@ -91,12 +96,17 @@ class EventPublisher:
         """Events of a durable type, in order, each with its request, its body and that body encoded; each request is
         answered with the event's number when it is on disk. The caller has checked every body."""
         family = self.directory.types.family(event_type)
-        number = self.numbers.get(family, 0)
+        number, holds = self.numbers.get(family, 0), self.causal.holds(family)
         for request, body, _ in events:
             number += 1
             origin = Origin(family, number)
             self.unconfirmed[family, number] = (request, Published(event=Event(event_type, body), origin=origin))
+            if holds:
+                self.causal.hold((family, number))
         self.numbers[family] = number
+        if holds:
+            return []
+        self.causal.sent(family, len(events))
         bodies = tuple(encoded for _, _, encoded in events)
         return [Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))]
 
@@ -117,10 +127,15 @@ class EventPublisher:
         answers: list[Effect] = []
         origin, log_number = confirmed.origin, confirmed.log_number
         for before in range(confirmed.count - 1, -1, -1):
-            known = self.unconfirmed.pop((origin.family, origin.number - before), None)
+            key = origin.family, origin.number - before
+            known = self.unconfirmed.pop(key, None)
             if known is not None:
                 answers.append(Answer(known[0], None if log_number is None else log_number - before))
+                answers += self._released(self.causal.settled(key))
         return answers
+
+    def _released(self, keys: list[Key]) -> list[Effect]:
+        return [Disseminate(self.unconfirmed[key][1]) for key in keys if key in self.unconfirmed]
 
     def on_refused(self, refused: EventsRefused) -> list[Effect]:
         return self.refuse_events(refused.event_type, LimitExceeded(refused.reason))
@@ -130,18 +145,20 @@ class EventPublisher:
 
         The log expects numbers without gaps, so those at the end are given again."""
         refused = [(key, request) for key, (request, p) in self.unconfirmed.items() if p.event.type == event_type]
+        released: list[Key] = []
         for (family, number), _ in reversed(refused):
             del self.unconfirmed[family, number]
+            released += self.causal.settled((family, number))
             if self.numbers[family] == number:
                 self.numbers[family] -= 1
-        return [Answer(request, error=error) for _, request in refused]
+        return [*(Answer(request, error=error) for _, request in refused), *self._released(released)]
 
     def announce(self) -> list[Effect]:
         """Everything a new broker must know."""
         return [letter for d in self.directory.advertised.values() for letter in self._advertise_letter(d)]
 
     def repeat_events(self) -> list[Effect]:
-        return [Disseminate(published) for _, published in self.unconfirmed.values()]
+        return [Disseminate(p) for key, (_, p) in self.unconfirmed.items() if not self.causal.is_held(key)]
 
     def repeat_types(self) -> list[Effect]:
         return [e for name in self.advertising for e in self._advertise_letter(self.directory.advertised[name])]

@@ -26,6 +26,7 @@ class TypeDirectory:
 
     def __init__(self, brokers: Sequence[NodeId], domains: Sequence[OrderingDomain] = ()) -> None:
         self.brokers = tuple(sorted(brokers))
+        self.domains = tuple(domains)
         self._placed = placed_with(domains)
         self._ordered = frozenset(name for domain in domains for name in domain.types)
         self.types = EventTypes()
