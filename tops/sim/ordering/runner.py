@@ -1,5 +1,6 @@
 """Runs of the ordering layer: one seed, or many of them."""
 
+import gc
 import hashlib
 from collections.abc import Callable, Generator, Sequence
 
@@ -56,4 +57,6 @@ def run_seeds(
 
 def _run_all(job: tuple[Sequence[int], OrderingFaults]) -> list[OrderingResult]:
     seeds, faults = job
-    return [run_seed(seed, faults) for seed in seeds]
+    results = [run_seed(seed, faults) for seed in seeds]
+    gc.collect()  # workers collect garbage between jobs only
+    return results
