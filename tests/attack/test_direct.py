@@ -54,5 +54,5 @@ async def test_a_client_believes_no_replica_but_the_one_that_it_dials(sets: Secu
         own = shop._site.own
         for name in ("shop/r2", "stock/r1"):
             async with client_session() as session, await open_socket(session, found.url, own, 5.0, PATH) as socket:
-                with pytest.raises(NotAuthenticated, match="answered where"):
+                with pytest.raises(NotAuthenticated, match="responded where"):
                     await own.introduce(socket, "127.0.0.1", name, kind=Kind.REPLICA)

@@ -219,5 +219,5 @@ async def test_a_client_expects_the_replica_that_it_dials(server: EmbeddedPostgr
         own = shop._site.own
         for expected, kind in (("shop/r2", Kind.REPLICA), (None, Kind.BROKER)):
             async with client_session() as session, await open_socket(session, found.url, own, 5.0, PATH) as socket:
-                with pytest.raises(NotAuthenticated, match="answered where"):
+                with pytest.raises(NotAuthenticated, match="responded where"):
                     await own.introduce(socket, "127.0.0.1", expected, kind=kind, secret_of=found.secret_of)
