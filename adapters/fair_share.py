@@ -25,10 +25,21 @@ class FairShare:
         finally:
             self.give_back(who)
 
+    @property
+    def is_contended(self) -> bool:
+        """Whether requests wait for a slot."""
+        return bool(self._waiting)
+
+    def try_take(self, who: str) -> bool:
+        """As `take`, if that need not wait; else nothing happens."""
+        if who in self._waiting or not self._may_have(who):
+            return False
+        self._grant(who)
+        return True
+
     async def take(self, who: str) -> None:
         """For a holder that does not end with a block; `give_back` ends it."""
-        if who not in self._waiting and self._may_have(who):
-            self._grant(who)
+        if self.try_take(who):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(who, deque()).append(turn)

@@ -17,6 +17,7 @@ BENCHMARKS = {
     "adapters": "Databases as resources: prepare, commit, batches.",
     "policies": "Replication policies, each beside the peer that promises the same.",
     "peers": "PostgreSQL, its replication, two-phase commit by hand, Galera, pgpool-II.",
+    "gateway": "Reads through the API and the gateway, beside PostgreSQL asked directly.",
     "dispatch": "Matching events against many subscriptions.",
     "ordering": "Total and causal order across event types.",
     "seeding": "A replica's first copy, beside pg_dump | psql.",

@@ -95,7 +95,7 @@ def rows(used: Edges) -> tuple[list[list[str]], Edges]:
     below: dict[str, set[str]] = defaultdict(set)
     for name in sorted(used):
         layers[depth[name]].append(name)
-        for to in used[name]:
+        for to in sorted(used[name]):
             upper = name
             for level in range(depth[name] - 1, depth[to], -1):
                 turn = f"{TURN}{to} {level}"  # shared by all arrows to the same package
@@ -117,7 +117,7 @@ def _untangled(layers: list[list[str]], below: Edges) -> list[list[str]]:
     for sweep in range(48):
         at = {name: x for layer in layers for name, x in zip(layer, places(layer), strict=True)}
         for layer in layers if sweep % 2 else layers[::-1]:
-            middle = {name: sum(at[n] for n in neighbours[name]) / len(neighbours[name]) for name in layer}
+            middle = {name: sum(sorted(at[n] for n in neighbours[name])) / len(neighbours[name]) for name in layer}
             layer.sort(key=lambda name: (middle[name], name))
             at.update(zip(layer, places(layer), strict=True))
     return layers

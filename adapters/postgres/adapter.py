@@ -14,6 +14,7 @@ from adapters.postgres.apply.session import Connection, Options, Session
 from adapters.postgres.apply.statements import Statements
 from adapters.postgres.copy.scripts import run_own_script
 from adapters.postgres.proof import MakeProver, Prover
+from adapters.postgres.quick import QuickReads
 from adapters.postgres.sql.catalog import find_table
 from adapters.postgres.sql.fingerprint import Fingerprint, fingerprint
 from adapters.postgres.sql.logins import Logins
@@ -89,6 +90,7 @@ class PostgresAdapter:
         self._client_readers = Readers(
             logins.read, logins.agent, where, client_options, 2 * read_connections, read_connections
         )
+        self.quick = QuickReads(self._client_readers)
         self.cluster, self.replica_set = cluster, replica_set
         self._logins = logins
 
@@ -105,6 +107,7 @@ class PostgresAdapter:
         await self._outbox.finish()
         await self._session.close()
         self._own_readers.close()
+        self.quick.close()
         self._client_readers.close()
 
     async def __aenter__(self) -> "PostgresAdapter":

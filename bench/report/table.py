@@ -27,6 +27,8 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
     "settle_s": ("lag s", lambda value: f"{value:.2f}"),
     "cpu_cores": ("cores", lambda value: f"{sum(value.values()):.2f}"),
     "others_cores": ("others", lambda value: f"{value:.2f}"),
+    "entries": ("entries", lambda value: f"{value:.1f}"),
+    "deviation": ("deviation", lambda value: f"{value:.1f}"),
     "rows": ("rows", lambda value: f"{value:,}"),
     "seconds": ("seconds", lambda value: f"{value:.2f}"),
     "rows_per_s": ("rows/s", lambda value: f"{value:,}"),

@@ -27,7 +27,7 @@ STATUS_HEADS = {
     "lag_network": "not\nhere",
     "lag_apply": "not\napplied",
     "conflicts": "con-\nflicts",
-    "quarantined": "quarantined",
+    "quarantined": "quaran-\ntined",
 }
 
 

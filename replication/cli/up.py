@@ -16,7 +16,7 @@ from replication.cli.data import ConfigOption, KeysOption
 from replication.cli.replica import TrustEqualOption
 from replication.client.replica_set import connect_by_file
 from replication.model.config import Cluster
-from replication.operations.processes import Processes
+from replication.operations.processes import GATEWAY, Processes
 from tops.http.client import console_address
 from tops.model.errors import ConfigError, TopsError
 
@@ -32,7 +32,7 @@ def up(
     keys: KeysOption = None,
     trust_equal: TrustEqualOption = False,
 ) -> None:
-    """Run all brokers and replicas of the file, each in its own process; Ctrl-C stops them in order.
+    """Run all brokers, replicas and gateways of the file, each in its own process; Ctrl-C stops them in order.
 
     A part that is killed, or can't reach its database, is started again; if one gives up for another reason, such as
     another agent that took its place, the rest goes on until no replica is left, and the exit code is 1 in the end."""
@@ -92,6 +92,9 @@ async def _announce(cluster: Cluster, processes: Processes, keys: Path | None, c
                 told = problem
             await asyncio.sleep(AGAIN_S / 2)
     url = cluster.urls()[0]
+    for gateway in cluster.gateways:
+        address = f"postgresql://{gateway.user[0].name}@{gateway.listen}/{gateway.replica_set}"
+        console.print(f"PostgreSQL drivers connect to {address}")
     console.print(f"ready: {', '.join(processes.running)}; write to {url}; Ctrl-C stops")
     if url.startswith("ws:"):
         console.print(f"in a browser, once: {console_address(url)}; `tops console-url --url {url}` makes another")
@@ -143,8 +146,10 @@ async def _serve(processes: Processes, stop: asyncio.Event, console: Console) ->
 
 
 def _is_replica(part: str) -> bool:
-    return not part.startswith("broker/")
+    return not part.startswith(("broker/", GATEWAY))
 
 
 def _restart(part: str) -> str:
+    if part.startswith(GATEWAY):
+        return f" (`tops gateway run --name {part.removeprefix(GATEWAY)}` starts it again)"
     return "" if not _is_replica(part) else f" (`tops replica run --name {part}` starts it again)"

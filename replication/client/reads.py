@@ -8,14 +8,16 @@
 | quorum | the furthest position, and the outcome of every promise, of enough replicas to meet every write |
 """
 
+import asyncio
 import random
-from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
 from adapters.changes import Row
 from adapters.sql import check_query
+from replication.client.direct import ConnectionLost, DirectConnections
 from replication.conflicts.read_locks import Lock
 from replication.model.config import ReplicaSetConfig
 from replication.model.events import log_type
@@ -33,12 +35,15 @@ from replication.rpc.calls import (
     Where,
 )
 from replication.rpc.conversation import Caller
+from replication.rpc.direct import CHOSEN, SETTLED
 from replication.rpc.rejections import NotStarted
 from tops.client.site import Site
 from tops.model.errors import InvalidTransaction, NotReachable, OutcomeUnknown, ResourceRejected, TopsError, code_of
 from tops.model.transactions import Scope
 
+T = TypeVar("T")
 Consistency = Literal["any", "primary", "quorum", "current"]
+_CONSISTENCIES = frozenset(get_args(Consistency))
 REQUEST_S = 2.0
 # Of a replica that can't for now: another one may.
 _NOT_STARTED = code_of(NotStarted)
@@ -59,11 +64,98 @@ class Reader:
     """The reading half of a connected replica set."""
 
     def __init__(
-        self, site: Site, config: ReplicaSetConfig, policy: Policy, caller: Caller, prefer: str | None
+        self,
+        site: Site,
+        config: ReplicaSetConfig,
+        policy: Policy,
+        caller: Caller,
+        prefer: str | None,
+        direct: DirectConnections | None = None,
     ) -> None:
+        """Without `direct`, everything goes through brokers."""
         self._site, self._config, self._policy, self._caller = site, config, policy, caller
-        self._prefer = prefer
+        self._prefer, self._direct = prefer, direct
         self._log_type = log_type(config.name)
+        self._log_end = SharedAsk(lambda: site.get_log_state(self._log_type, timeout_s=config.wait_s))
+        self._near: tuple[str, list[str]] = ("", [])  # of which broker, and which replicas
+
+    async def rows(
+        self,
+        sql: str,
+        args: Sequence[Any],
+        consistency: Consistency,
+        after: str,
+        wait_s: float | None,
+        max_lag_s: float | None,
+        replica: str | None,
+    ) -> list[Row]:
+        """The rows of `read`, whose position nobody asks for: quick where that is possible."""
+        if self._direct is not None and max_lag_s is None:
+            self._check(consistency)
+            found = await self._quick(self._direct, sql, args, consistency, after, wait_s, replica)
+            if found is not None:
+                return found
+        return (await self.read(sql, args, consistency, after, wait_s, max_lag_s, replica)).rows
+
+    async def _quick(
+        self,
+        direct: DirectConnections,
+        sql: str,
+        args: Sequence[Any],
+        consistency: Consistency,
+        after: str,
+        wait_s: float | None,
+        replica: str | None,
+    ) -> list[Row] | None:
+        """None: nothing speaks against asking as usual."""
+        where, floor = _token(after) if after else ("", 0)
+        if where and floor == 0:
+            return None  # bound to the replica of a write that is not in the log yet
+        names = [self._config.replica_named(replica).name] if replica is not None else self._nearest()
+        match consistency:
+            case "primary":
+                names = [self._config.primary or ""]
+            case "quorum":
+                return None  # several replicas are asked
+            case "current":
+                if wait_s is not None:
+                    return None
+                response = await self._log_end.request()
+                floor = max(floor, response.decided)
+                if replica is None:
+                    present = {follower.name for follower in response.followers if follower.present}
+                    ready = [self._config.replica_of(site) for site in response.in_sync if site in present]
+                    names = [name for name in names if name in ready] or ready
+        if not names:
+            return None
+        name = random.choice(names)
+        connection = direct.to(name)
+        if connection is None:
+            return None
+        wait = self._config.wait_s if wait_s is None else wait_s
+        timeout_s = wait + MARGIN_S if floor or replica is not None else REQUEST_S + MARGIN_S
+        flags = (SETTLED if self._policy.reads_await_prepared else 0) | (CHOSEN if replica is not None else 0)
+        try:
+            return await connection.read(sql, args, floor, wait, timeout_s, flags)
+        except ReplicaFailed as failed:
+            if failed.code not in _ELSEWHERE or replica is not None:
+                raise
+        except ConnectionLost:
+            pass
+        except NotReachable:
+            if replica is not None:
+                raise
+        return None  # another replica may be able to
+
+    def _nearest(self) -> list[str]:
+        """The preferred replica, else those at our broker, else all."""
+        if self._prefer is not None:
+            return [self._prefer]
+        broker = self._site.broker
+        if self._near[0] != broker or not self._near[1]:
+            near = [r.name for r in self._config.replica if r.broker == broker] or self._config.names
+            self._near = (broker, near)
+        return self._near[1]
 
     async def read(
         self,
@@ -119,7 +211,7 @@ class Reader:
         return unpack_rows(done.rows), [Lock(table, key, done.position) for table, key in done.locks]
 
     def _check(self, consistency: str) -> None:
-        if consistency not in get_args(Consistency):
+        if consistency not in _CONSISTENCIES:
             raise InvalidTransaction(f"{consistency!r} is no consistency: any, primary, quorum or current")
         if consistency not in self._policy.consistencies():
             can = ", ".join(sorted(self._policy.consistencies()))
@@ -142,9 +234,15 @@ class Reader:
         """Of the first replica that can; one that is away, too far behind, stopped or joining is passed over."""
         problems: list[str] = []
         not_started: list[ReplicaFailed] = []
-        for name in replicas:
+        left, lost = list(replicas), set[str]()
+        while left:
+            name = left.pop(0)
+            over = self._direct.to(name) if self._direct is not None and name not in lost else None
             try:
-                return await self._caller.request(self._config.site_of(name), read, wait_s)
+                return await self._caller.request(self._config.site_of(name), read, wait_s, over)
+            except ConnectionLost:
+                lost.add(name)
+                left.append(name)  # through brokers, if no other replica can
             except NotReachable as error:
                 problems.append(f"{name}: {error}")
             except ReplicaFailed as failed:
@@ -179,6 +277,34 @@ class Reader:
         read = msgspec.structs.replace(read, at_least=target)
         done = await self._first(chosen or [a.replica for a in newest], read)
         return msgspec.structs.replace(done, behind=behind)
+
+
+class SharedAsk(Generic[T]):
+    """A question whose answer serves everybody who has asked before it was sent. One is under way at a time, unless
+    they may overlap: then those of one event-loop iteration share one."""
+
+    def __init__(self, request: Callable[[], Awaitable[T]], *, overlapping: bool = False) -> None:
+        self._request, self._overlapping = request, overlapping
+        self._under_way: asyncio.Task[T] | None = None
+        self._next: asyncio.Task[T] | None = None
+
+    async def request(self) -> T:
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._after(None if self._overlapping else self._under_way))
+            self._next.add_done_callback(_retrieved)
+        return await asyncio.shield(self._next)
+
+    async def _after(self, former: "asyncio.Task[T] | None") -> T:
+        if former is not None:
+            await asyncio.wait([former])
+        self._under_way, self._next = self._next, None
+        return await self._request()
+
+
+def _retrieved(task: "asyncio.Task[Any]") -> None:
+    """All who have asked may have been cancelled: then nobody looks at the error."""
+    if not task.cancelled():
+        task.exception()
 
 
 class TooFewReaders(TopsError):

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from adapters.changes import Change, Row, Statement
+from replication.client.direct import DirectConnections
 from replication.client.reads import Consistency, Reader, ReadResult
 from replication.client.transaction import Transaction
 from replication.client.writes import Writer, WriteResult
@@ -65,10 +66,12 @@ class ReplicaSet:
         timeout_s: float = 10.0,
         *,
         started: bool = True,
+        direct: DirectConnections | None = None,
     ) -> None:
         self.config, self.policy, self._site, self._caller = config, policy_of(config), site, caller
+        self.direct = direct
         self._writer = Writer(site, config, self.policy, caller, prefer, timeout_s, started=started)
-        self._reader = Reader(site, config, self.policy, caller, prefer)
+        self._reader = Reader(site, config, self.policy, caller, prefer, direct)
 
     @property
     def name(self) -> str:
@@ -150,9 +153,18 @@ class ReplicaSet:
         """
         return await self._reader.read(sql, args, consistency, after, wait_s, max_lag, replica)
 
-    async def fetch(self, sql: str, *args: Any, **options: Any) -> list[Row]:
-        """The rows of `read`, which has the options."""
-        return (await self.read(sql, *args, **options)).rows
+    async def fetch(
+        self,
+        sql: str,
+        *args: Any,
+        consistency: Consistency = "any",
+        after: str = "",
+        wait_s: float | None = None,
+        max_lag: float | None = None,
+        replica: str | None = None,
+    ) -> list[Row]:
+        """The rows of `read`, without where they were read: that is quicker."""
+        return await self._reader.rows(sql, args, consistency, after, wait_s, max_lag, replica)
 
     async def fetchrow(self, sql: str, *args: Any, **options: Any) -> Row | None:
         """The first row, or None."""
@@ -279,13 +291,15 @@ async def connect(
     insecure: str | None = None,
     prefer: str | None = None,
     timeout_s: float = 10.0,
+    direct: bool = True,
 ) -> AsyncIterator[ReplicaSet]:
     """Connect to a replica set through one of the cluster's brokers.
 
     `prefer` names the replica that local-first writes and reads of `any` go to; without it, one at the broker that
     this client is connected to. `keys` is the folder that `tops keys issue` wrote for this client. A service acts
     `on_behalf_of` another identity: everything is done with the rights that both have. `timeout_s` bounds connecting,
-    and then every write: after it the outcome is unknown.
+    and then every write: after it the outcome is unknown. Reads go over direct connections to the replicas, where
+    these can be reached, unless `direct` is False.
     Raises NotReachable if no broker, or no replica of the set, answers.
     """
     options = SiteOptions(retry_s=0.5, give_up_s=timeout_s)
@@ -306,7 +320,13 @@ async def connect(
         described = await _described(caller, replica_set, timeout_s)
         config = ReplicaSetConfig.model_validate_json(described.config)
         await site.advertise(log_type(replica_set))
-        yield ReplicaSet(site, config, caller, prefer, timeout_s, started=not described.not_started)
+        connections = DirectConnections(site, config, caller) if direct else None
+        try:
+            started = not described.not_started
+            yield ReplicaSet(site, config, caller, prefer, timeout_s, started=started, direct=connections)
+        finally:
+            if connections is not None:
+                await connections.close()
 
 
 def connect_by_file(

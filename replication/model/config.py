@@ -29,7 +29,7 @@ PolicyName = Literal["peer-to-peer", "primary-site", "write-all", "quorum", "com
 ResolverName = Literal["last-writer", "first-writer", "site-priority", "per-column"]
 SCHEMES = ("postgresql", "postgres", "sqlite")
 POSTGRES_PORT = 5432
-_OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys"}
+_OF_A_REPLICA = {"dsn", "read_dsn", "write_dsn", "check_dsn", "keys", "read_listen"}
 WRITE_TOKEN_CHARS_MIN = 16
 HIDDEN: Any = {"replica": {"__all__": _OF_A_REPLICA}, "write_token": True, "http_keys": True}  # not for everyone
 SUPERUSER_ACCEPTED = "I accept that clients can read and write the server's files"
@@ -45,6 +45,7 @@ class ReplicaConfig(Table):
     write_dsn: str | None = None  # the role of clients' statements; the agent is a member of it
     check_dsn: str | None = None  # the login of `tops check`; None: the agent's
     listen: str | None = None  # host:port of the agent's own health, readiness and metrics
+    read_listen: str | None = None  # host:port for direct connections of clients; None: a port of loopback; "off": none
     keys: Path | None = None  # the folder that `tops keys issue` wrote for this agent
 
 
@@ -261,7 +262,41 @@ def login_keys(logins: "Logins") -> str:
     return "\n".join(f'{key} = "{dsn}"' for key, dsn in named.items())
 
 
+class GatewayUser(Table):
+    """Who may connect to a gateway. The name and the role are those of a site of the cluster."""
+
+    name: Name
+    password: str = Field(min_length=8)
+    role: Name = "writer"
+
+
+class GatewayConfig(Table):
+    """PostgreSQL's protocol in front of a set: `[[gateway]]`."""
+
+    name: Name
+    listen: str
+    replica_set: Name
+    replica: Name | None = None  # whose database responds to reads; None: the first of the set
+    pool: int = Field(default=64, ge=1)  # sessions of that database
+    clients_max: int = Field(default=2_500, ge=1)
+    consistency: Literal["any", "current", "quorum", "primary"] = "any"  # of sessions that do not choose
+    keys: Path | None = None  # the folder of its keys, whose role may act for others (`service`)
+    tls_certificate: Path | None = None  # PEM files that clients' drivers check
+    tls_key: Path | None = None
+    user: list[GatewayUser] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "GatewayConfig":
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        names = [user.name for user in self.user]
+        if len(set(names)) < len(names):
+            raise ValueError("a user is there twice")
+        return self
+
+
 _SECTION: TypeAdapter[list[ReplicaSetConfig]] = TypeAdapter(list[ReplicaSetConfig])
+_GATEWAYS: TypeAdapter[list[GatewayConfig]] = TypeAdapter(list[GatewayConfig])
 
 
 class Cluster:
@@ -270,11 +305,12 @@ class Cluster:
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
         self.replica_sets: list[ReplicaSetConfig] = config.others.get("replica_set", [])
+        self.gateways: list[GatewayConfig] = config.others.get("gateway", [])
 
     @classmethod
     def load(cls, path: Path) -> "Cluster":
         """Read and check the file; every problem is a ConfigError with file, line and key."""
-        cluster = cls(path, load_config(path, {"replica_set": _SECTION}))
+        cluster = cls(path, load_config(path, {"replica_set": _SECTION, "gateway": _GATEWAYS}))
         cluster._check()
         return cluster
 
@@ -296,8 +332,32 @@ class Cluster:
                 if problem := _shared(replica_set, replica, tables):
                     raise self._error((index, "replica", row_key, "dsn"), problem)
 
-    def _error(self, where: tuple[str | int, ...], problem: str) -> ConfigError:
-        return error_at(self.path, self.path.read_text(encoding="utf-8"), ("replica_set", *where), problem)
+        self._check_gateways()
+
+    def _check_gateways(self) -> None:
+        for index, gateway in enumerate(self.gateways):
+            if gateway.name in [other.name for other in self.gateways[:index]]:
+                raise self._error((index, "name"), f"{gateway.name!r} is there twice", "gateway")
+            found = [s for s in self.replica_sets if s.name == gateway.replica_set]
+            if not found:
+                problem = f"no [[replica_set]] is named {gateway.replica_set!r}"
+                raise self._error((index, "replica_set"), problem, "gateway")
+            if gateway.replica is not None and gateway.replica not in found[0].names:
+                problem = f"{gateway.replica!r} is no replica of {gateway.replica_set!r}"
+                raise self._error((index, "replica"), problem, "gateway")
+            replica = found[0].replica_named(gateway.replica or found[0].names[0])
+            if (replica.dsn or "").startswith("sqlite:"):
+                raise self._error((index, "replica"), f"{replica.name!r} is an SQLite file", "gateway")
+
+    def gateway_named(self, name: str) -> GatewayConfig:
+        for found in self.gateways:
+            if found.name == name:
+                return found
+        known = ", ".join(g.name for g in self.gateways) or "none"
+        raise ConfigError(f"{self.path}: no [[gateway]] is named {name!r}; the file has {known}")
+
+    def _error(self, where: tuple[str | int, ...], problem: str, table: str = "replica_set") -> ConfigError:
+        return error_at(self.path, self.path.read_text(encoding="utf-8"), (table, *where), problem)
 
     def replica_set(self, name: str) -> ReplicaSetConfig:
         for found in self.replica_sets:

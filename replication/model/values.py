@@ -20,6 +20,7 @@ from tops.model.map_keys import check_map_keys
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _INT_MAX = 2**63 - 1
 RESPONSE_BYTES_MAX = 4 * 2**20  # of rows: a response is one message
+_DIGITS_MAX = 131_072  # before the point of a numeric
 _SLICE_ROWS = 500  # packed in one event-loop iteration
 _DECIMAL, _UUID, _DATETIME, _DATE, _TIME, _TIMEDELTA, _INT = range(1, 8)
 _READERS: dict[int, Callable[[str], Any]] = {
@@ -90,7 +91,7 @@ def _packed(value: Any) -> Any:
         case dict():
             return {str(key): _packed(element) for key, element in value.items()}
         case Decimal():
-            return _marked(_DECIMAL, str(value))
+            return _marked(_DECIMAL, _digits(value))
         case UUID():
             return _marked(_UUID, str(value))
         case datetime():
@@ -102,6 +103,12 @@ def _packed(value: Any) -> Any:
         case timedelta():
             return _marked(_TIMEDELTA, str(value // timedelta(microseconds=1)))
     return str(value)
+
+
+def _digits(value: Decimal) -> str:
+    """As PostgreSQL prints it: the driver makes 1E+4 of 10000."""
+    exponent = value.as_tuple().exponent
+    return f"{value:f}" if isinstance(exponent, int) and 0 < exponent <= _DIGITS_MAX else str(value)
 
 
 def _marked(code: int, text: str) -> msgspec.msgpack.Ext:

@@ -22,6 +22,7 @@ from replication.replica.agent import OTHER_HISTORY, UNPUBLISHABLE
 from replication.replica.databases import given_logins
 from replication.replica.start import fingerprint
 from tops.model.errors import TopsError
+from tops.security import split_address
 
 RETRIED = "it is tried again; if it lasts, see docs/operations.md"
 CONNECT_S = 5.0
@@ -116,6 +117,7 @@ async def examine(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None 
     else:
         findings += _missing(config.tables, seen, copied)
     findings += await _running(cluster, config, keys)
+    findings += await _gateways(cluster, config)
     if embedded:
         findings.append(
             Finding("ok", ", ".join(embedded), "embedded PostgreSQL that does not run: its tables are not looked into")
@@ -123,6 +125,28 @@ async def examine(cluster: Cluster, config: ReplicaSetConfig, keys: Path | None 
     rank = {"error": 0, "warning": 1, "ok": 2}
     findings.sort(key=lambda f: (rank[f.level], f.replica, f.text))
     return findings or [Finding("ok", "", "nothing was found that would go wrong")]
+
+
+async def _gateways(cluster: Cluster, config: ReplicaSetConfig) -> list[Finding]:
+    """Whether the set's gateways can serve, and do."""
+    findings = []
+    for gateway in [gateway for gateway in cluster.gateways if gateway.replica_set == config.name]:
+        name = f"gateway {gateway.name}"
+        if gateway.consistency not in policy_of(config).consistencies():
+            text = f"the policy {config.policy} can't promise {gateway.consistency!r} reads: it will not start"
+            findings.append(Finding("error", name, text, "choose another consistency"))
+        if cluster.config.broker[0].keys is not None and gateway.keys is None:
+            remedy = f"tops keys issue {gateway.name} --kind site --role service, and name the folder as its keys"
+            findings.append(Finding("error", name, "brokers have keys and the gateway has none", remedy))
+        host, port = split_address(gateway.listen)
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), CONNECT_S)
+        except (OSError, TimeoutError):
+            remedy = f"tops gateway run --name {gateway.name}"
+            findings.append(Finding("warning", name, f"nothing listens at {gateway.listen}", remedy))
+        else:
+            writer.close()
+    return findings
 
 
 async def _database(config: ReplicaSetConfig, replica: ReplicaConfig, dsn: str) -> tuple[list[Finding], Seen | None]:

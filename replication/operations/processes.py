@@ -14,6 +14,7 @@ from replication.model.config import Cluster
 from tops.model.errors import NotReachable
 
 STOP_PATIENCE_S = 20.0
+GATEWAY = "gateway//"  # begins the names of gateways among the parts: no set and replica are named so
 
 
 class Processes:
@@ -40,17 +41,21 @@ class Processes:
 
     @property
     def parts(self) -> list[str]:
-        """Every part of the file: `broker/NAME` and `SET/NAME`."""
+        """Every part of the file: `broker/NAME`, `SET/NAME` and `gateway//NAME`."""
         brokers = [f"broker/{b.name}" for b in self.cluster.config.broker]
-        return brokers + [f"{s.name}/{r.name}" for s in self.cluster.replica_sets for r in s.replica]
+        replicas = [f"{s.name}/{r.name}" for s in self.cluster.replica_sets for r in s.replica]
+        return [*brokers, *replicas, *(f"{GATEWAY}{g.name}" for g in self.cluster.gateways)]
 
     async def start_all(self) -> None:
         await asyncio.gather(*(self.start(part) for part in self.parts))
 
     async def start(self, part: str) -> None:
         kind, _, name = part.partition("/")
-        replica = ["replica", "run", "--name", part, *self._replica_options]
-        command = ["broker", "run", "--name", name] if kind == "broker" else replica
+        command = ["replica", "run", "--name", part, *self._replica_options]
+        if part.startswith(GATEWAY):
+            command = ["gateway", "run", "--name", part.removeprefix(GATEWAY)]
+        elif kind == "broker":
+            command = ["broker", "run", "--name", name]
         path = str(self.cluster.path.absolute())
         arguments = [*command, "-c", path, "--log-level", self._log_level]
         output = None
@@ -97,7 +102,8 @@ class Processes:
             await process.wait()
 
     async def stop_all(self) -> None:
-        """Agents first, so that they can take leave; then the brokers."""
+        """Gateways first, then agents, so that they can take leave; then the brokers."""
+        await asyncio.gather(*(self.stop(part) for part in list(self._running) if part.startswith(GATEWAY)))
         replicas = [part for part in self._running if not part.startswith("broker/")]
         await asyncio.gather(*(self.stop(part) for part in replicas))
         await asyncio.gather(*(self.stop(part) for part in list(self._running)))

@@ -10,7 +10,9 @@ import math
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, assert_never
+from urllib.parse import urlsplit
 
+from adapters import PostgresAdapter
 from adapters.changes import Statement
 from adapters.postgres.apply.session import Options
 from adapters.postgres.copy.scripts import user_tables
@@ -34,6 +36,8 @@ from replication.replica.apply.publisher import OutboxPublisher
 from replication.replica.copies import Copies
 from replication.replica.databases import ReplicaDatabase, with_retries
 from replication.replica.differences import Differences
+from replication.replica.direct.listener import DirectListener
+from replication.replica.direct.quick_desk import QuickDesk
 from replication.replica.lag import LagTracker
 from replication.replica.materialized import MaterializedViews
 from replication.replica.origin.executor import OriginExecutor
@@ -118,6 +122,7 @@ class Agent:
         self.guard = RequestGuard(
             cluster.config.cluster.name, config.name, cluster.config.permissions(), data / "audit.log", config.sites()
         )
+        self.direct: DirectListener | None = None
         self.copies = Copies(self)
         self.starter: Starter | None = None
         self.guarding: Guarding | None = None
@@ -237,10 +242,38 @@ class Agent:
         )
         stack.push_async_callback(answerer.close)
         await answerer.start()
+        await self._listen_for_reads(stack, answerer)
         self._spawn(self._watch_database())
         serving = self._spawn(self._serve())
         stack.push_async_callback(_ended, serving)
         stack.callback(self._close)
+
+    async def _listen_for_reads(self, stack: AsyncExitStack, answerer: Responder) -> None:
+        """Serve direct connections of clients."""
+        broker = self.cluster.config.broker_named(self.replica.broker)
+        cluster = self.cluster.config.cluster
+        secret_of = urlsplit(broker.url).netloc
+        desk = None
+        if isinstance(self.resource, PostgresAdapter) and self._views is not None:
+            desk = QuickDesk(
+                f"replica {self.name}",
+                self.resource.quick,
+                self.guard,
+                self.participant,
+                self._ready,
+                self._check_current,
+                self._views,
+            )
+            stack.callback(desk.close)
+        self.direct = DirectListener(
+            self.name,
+            lambda: self.site.own.accepting(cluster.site_role, secret_of),
+            lambda: self.guard.permissions,
+            broker.limits,
+            answerer.receive,
+            desk,
+        )
+        await stack.enter_async_context(self.direct.serving(self.replica.read_listen, cluster.insecure))
 
     async def _declare(self) -> None:
         """What the log takes from clients, and which replicas the set has, as the file says it."""
@@ -437,6 +470,10 @@ class Agent:
             case calls.Describe():
                 public = self.config.model_dump_json(by_alias=True, exclude=HIDDEN)
                 return calls.Described(replica=self.replica.name, config=public.encode(), not_started=self.not_started)
+            case calls.GetDirectAddress():
+                url = self.direct.url if self.direct is not None else ""
+                secret_of = urlsplit(self.cluster.config.broker_named(self.replica.broker).url).netloc
+                return calls.DirectAddress(replica=self.replica.name, url=url, secret_of=secret_of)
             case calls.Status():
                 return calls.StatusReported(replica=self.replica.name, fields=await self.status())
             case calls.GetStartState() | calls.GetTableFingerprint():

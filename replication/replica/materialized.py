@@ -30,25 +30,41 @@ class MaterializedViews:
         self._resource = resource
         self._sources: dict[tuple[str | None, str], str] = {}
         self._checked_at = float("-inf")
+        self._has_looked = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to `look` again, so that `are_read_by` goes on to know."""
+        return asyncio.get_running_loop().time() > self._checked_at + KEEP_S / 2
+
+    def are_read_by(self, sql: str) -> bool | None:
+        """Whether the query reads one of them; None if nobody has looked lately."""
+        if not self._has_looked or asyncio.get_running_loop().time() > self._checked_at + KEEP_S:
+            return None
+        return bool(self._sources) and bool(self._named(sql))
 
     async def check_not_read(self, sql: str) -> None:
         """Reject a query that any replica may answer, and each in another way."""
         if asyncio.get_running_loop().time() > self._checked_at + KEEP_S:
-            await self._look()
+            await self.look()
         if not self._sources:
             return
-        try:
-            named = {name for parsed in parse(sql) for name in parsed.relations if name[1] not in parsed.with_queries}
-        except NotParsed:
-            return  # the database says why
-        for source in sorted(self._sources[name] for name in named & self._sources.keys()):
+        for source in self._named(sql):
             raise InvalidChange(
                 f"{source} is a materialized view, which is not replicated: replicas may show different rows; "
                 'name the replica to read it at (tops read --replica NAME, replica="NAME"), or read the tables instead'
             )
 
-    async def _look(self) -> None:
+    def _named(self, sql: str) -> list[str]:
+        try:
+            named = {name for parsed in parse(sql) for name in parsed.relations if name[1] not in parsed.with_queries}
+        except NotParsed:
+            return []  # the database says why
+        return sorted(self._sources[name] for name in named & self._sources.keys())
+
+    async def look(self) -> None:
         self._checked_at = asyncio.get_running_loop().time()
         found = (await self._resource.read_own(_NAMES)).rows
         self._sources = {(row["schema"], row["name"]): row["source"] for row in found}
         self._sources |= {(None, row["name"]): row["source"] for row in found if row["visible"]}
+        self._has_looked = True

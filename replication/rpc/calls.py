@@ -65,6 +65,15 @@ class Located(ReplicaResponse, frozen=True):
     prepared: tuple[int, ...]
 
 
+class DirectAddress(ReplicaResponse, frozen=True):
+    """Where a replica serves direct connections; empty: nowhere. Without keys, both sides prove that they know the
+    secret of the broker at `secret_of`."""
+
+    replica: str
+    url: str
+    secret_of: str
+
+
 class ReadDone(ReplicaResponse, frozen=True):
     replica: str
     rows: bytes
@@ -223,6 +232,10 @@ class Describe(ReplicaRequest[Described], frozen=True):
 
 class Where(ReplicaRequest[Located], frozen=True):
     """How far are you? Answer: `Located`."""
+
+
+class GetDirectAddress(ReplicaRequest[DirectAddress], frozen=True):
+    """Where can I read from you without a broker in between? Response: `DirectAddress`."""
 
 
 class Read(ReplicaRequest[ReadDone], frozen=True):
@@ -399,6 +412,7 @@ class GuardDone(ReplicaRequest[OperationDone], frozen=True):
 AnyRequest = (
     Describe
     | Where
+    | GetDirectAddress
     | Read
     | LockedRead
     | Judgement
@@ -431,6 +445,7 @@ AnyResponse = (
     | Denied
     | Described
     | Located
+    | DirectAddress
     | ReadDone
     | LockedReadDone
     | Judged

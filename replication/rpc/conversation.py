@@ -8,10 +8,10 @@ gives a time bound and asks elsewhere. What may not be done twice carries the tr
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,6 +46,7 @@ BUNDLE_BYTES_MAX = 2**20  # unless one alone is longer
 AGAIN_S = 2.0  # until a question that may be answered twice is asked again
 
 BundleItem = tuple[RequestId, ReplicaRequest[Any] | ReplicaResponse]
+Respond = Callable[..., None]  # each argument is what is said to the sender of a request
 REQUEST_ID_BYTES = 16
 ALL = "*"  # in place of a replica's name: every replica of the set
 
@@ -97,6 +98,16 @@ class Pending(NamedTuple):
     on_response: Callable[[str, ReplicaResponse | TopsError], None]
 
 
+class Connection(Protocol):
+    """A connection to one replica that needs no broker; what is put there arrives, or `Caller.fail` tells that it may
+    not have."""
+
+    def put(self, request_id: RequestId, request: ReplicaRequest[Any]) -> None: ...
+
+    def forget(self, request_id: RequestId) -> None:
+        """Nobody waits for the response any more."""
+
+
 class Repeated(NamedTuple):
     """A question that is asked again when it is due, until it is answered."""
 
@@ -131,23 +142,32 @@ class Caller(Participant):
         await self._site.publish(self._request_type, {"to": to, "body": body})
 
     def _unpublished(self, to: str, requests: Sequence[BundleItem], error: TopsError) -> None:
-        for request_id, _ in requests:
-            if request_id in self._waiting:
-                self._waiting[request_id].on_response("", error)
+        self.fail([request_id for request_id, _ in requests], error)
 
     def on_notify(self, event: Received) -> None:
         sender = event.sender
         if sender is None or sender.replica_set != self._set:
             log.warning("a response that no replica of the set sent is ignored", extra={"sender": str(sender)})
             return
-        responder = sender.identity
-        for request_id, response in calls.decode_responses(event.body["body"]):
+        self.on_response(sender.identity, event.body["body"])
+
+    def on_response(self, responder: str, bundle: bytes) -> None:
+        """Responses of an authenticated replica."""
+        for request_id, response in calls.decode_responses(bundle):
             pending = self._waiting.get(request_id)
             if pending is not None and pending.to in (ALL, responder) and _is_own(responder, response):
                 pending.on_response(responder, response)
 
-    async def request(self, to: str, request: ReplicaRequest[R], timeout_s: float) -> R:
-        """Ask one replica's agent (or, with `*`, all: the first answer counts).
+    def fail(self, request_ids: Iterable[RequestId], error: TopsError) -> None:
+        """No response will come to these."""
+        for request_id in request_ids:
+            if request_id in self._waiting:
+                self._waiting[request_id].on_response("", error)
+
+    async def request(
+        self, to: str, request: ReplicaRequest[R], timeout_s: float, over: "Connection | None" = None
+    ) -> R:
+        """Ask one replica's agent (or, with `*`, all: the first answer counts), `over` a connection to it if given.
 
         Raises ReplicaFailed for an error of the replica, and for a response of another kind than the request's."""
         loop = asyncio.get_running_loop()
@@ -156,13 +176,18 @@ class Caller(Participant):
         number = os.urandom(REQUEST_ID_BYTES)
         self._waiting[number] = Pending(to, partial(_receive, received))
         try:
-            self._bundles.put(to, (number, request))
-            if isinstance(request, calls.Read):
-                self._repeat(number, to, request)
+            if over is not None:
+                over.put(number, request)
+            else:
+                self._bundles.put(to, (number, request))
+                if isinstance(request, calls.Read):
+                    self._repeat(number, to, request)
             response = await received
         finally:
             timer.cancel()
             self._repeated.pop(number, None)
+            if over is not None:
+                over.forget(number)
             del self._waiting[number]
         if response is None:
             whom = f"replica agent {to}" if to != ALL else "no replica's agent"
@@ -294,9 +319,12 @@ class Responder(Participant):
         if sender is None:
             log.warning("a request without a stamped sender is ignored")
             return
+        self.receive(sender, event.body["body"], partial(self._bundles.put, sender.node))
+
+    def receive(self, sender: Sender, bundle: bytes, respond: Respond) -> None:
+        """Requests of an authenticated sender, and where their responses go."""
         client, ids, writes = sender.node, [], []
-        bundle = event.body["body"]
-        requests = self._understood(client, bundle)
+        requests = self._understood(bundle, respond)
         for request_id, request in requests:
             if (client, request_id) in self._under_way.get(sender.accountable, ()):
                 continue  # it was sent again before it had its response
@@ -304,17 +332,17 @@ class Responder(Participant):
                 self._guard.check(sender, request)
                 self._count(sender, request_id, request, len(bundle) // len(requests))
             except PermissionDenied as error:
-                self._bundles.put(client, (request_id, Denied.because(error)))
+                respond((request_id, Denied.because(error)))
             except LimitExceeded as error:
-                self._bundles.put(client, (request_id, Failed.because(error)))
+                respond((request_id, Failed.because(error)))
             else:
                 if isinstance(request, calls.Write):
                     ids.append(request_id)
                     writes.append(request)
                 else:
-                    self._begin(self._work(sender, request_id, request), sender, [request_id])
+                    self._begin(self._work(sender, request_id, request, respond), sender, [request_id])
         if writes:
-            self._begin(self._work_together(sender, ids, writes), sender, ids)
+            self._begin(self._work_together(sender, ids, writes, respond), sender, ids)
 
     def _count(self, sender: Sender, request_id: RequestId, request: AnyRequest, size: int) -> None:
         under_way = self._under_way.get(sender.accountable, {})
@@ -328,7 +356,7 @@ class Responder(Participant):
             raise error
         self._under_way.setdefault(sender.accountable, under_way)[sender.node, request_id] = size
 
-    def _understood(self, client: str, bundle: bytes) -> Sequence[tuple[RequestId, AnyRequest]]:
+    def _understood(self, bundle: bytes, respond: Respond) -> Sequence[tuple[RequestId, AnyRequest]]:
         """One that can't be read is answered so; it does not keep the others from being answered."""
         try:
             return calls.decode_requests(bundle)
@@ -338,7 +366,7 @@ class Responder(Participant):
             try:
                 understood.append((number, calls.decode_request(encoded)))
             except msgspec.DecodeError as error:
-                self._bundles.put(client, (number, _failure(error)))
+                respond((number, _failure(error)))
         return understood
 
     def _begin(self, work: Awaitable[None], sender: Sender, ids: Sequence[RequestId]) -> None:
@@ -354,7 +382,7 @@ class Responder(Participant):
         if not under_way:
             del self._under_way[sender.accountable]
 
-    async def _work(self, sender: Sender, request_id: RequestId, request: AnyRequest) -> None:
+    async def _work(self, sender: Sender, request_id: RequestId, request: AnyRequest, respond: Respond) -> None:
         slots = self._administrative if type(request) in ADMINISTRATIVE else self._slots
         try:
             await self._ready(request)
@@ -364,15 +392,17 @@ class Responder(Participant):
             if isinstance(error, LimitExceeded):
                 self._guard.note_over_quota(sender, request, error)
             response = _failure(error)
-        self._bundles.put(sender.node, (request_id, response))
+        respond((request_id, response))
 
-    async def _work_together(self, sender: Sender, ids: Sequence[RequestId], writes: Sequence[calls.Write]) -> None:
+    async def _work_together(
+        self, sender: Sender, ids: Sequence[RequestId], writes: Sequence[calls.Write], respond: Respond
+    ) -> None:
         async with self._slots.slot(sender.accountable):
             try:
                 responses = await self._write(writes)
             except Exception as error:
                 responses = [_failure(error)] * len(writes)
-        self._bundles.put(sender.node, *zip(ids, responses, strict=True))
+        respond(*zip(ids, responses, strict=True))
 
     async def close(self) -> None:
         for task in self._tasks:

@@ -27,6 +27,7 @@ REQUEST_RIGHTS: Mapping[type[calls.ReplicaRequest[Any]], Verb] = {
     calls.Describe: Verb.READ,
     calls.Where: Verb.READ,
     calls.Status: Verb.READ,
+    calls.GetDirectAddress: Verb.READ,
     calls.Read: Verb.READ,
     calls.LockedRead: Verb.READ,
     calls.Judgement: Verb.READ,
@@ -61,7 +62,7 @@ JOINING = frozenset({calls.Describe, calls.Where, calls.Status, calls.Judgement}
 }
 
 # Cheap, or for operators: they have slots of their own, so that a set under load can be looked at and administered.
-ADMINISTRATIVE = frozenset({calls.Describe, calls.Where, calls.Status}) | {
+ADMINISTRATIVE = frozenset({calls.Describe, calls.Where, calls.Status, calls.GetDirectAddress}) | {
     request for request, verb in REQUEST_RIGHTS.items() if verb in (Verb.OPERATE, Verb.RESPOND)
 }
 

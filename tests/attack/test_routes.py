@@ -40,6 +40,7 @@ EXPECTED: dict[tuple[str, str], set[str]] = {
     ("GET", "/v1/transactions"): {"admin"},
     ("GET", "/v1/transactions/{tx}"): {"admin"},
     ("GET", "/v1/journal"): {"admin"},
+    ("GET", "/v1/ordering"): {"admin"},
     ("GET", "/v1/replica-sets"): ROLES,
     ("GET", "/v1/replica-sets/{name}"): ROLES - {"replica"},  # the replica is one of another set
     ("POST", "/v1/replica-sets/{name}/write"): ROLES - {"reader", "replica"},

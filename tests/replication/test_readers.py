@@ -25,7 +25,7 @@ class Caller:
     def __init__(self, responses: dict[str, Any]) -> None:
         self.responses = responses
 
-    async def request(self, to: str, request: object, timeout_s: float) -> ReadDone:
+    async def request(self, to: str, request: object, timeout_s: float, over: object = None) -> ReadDone:
         response = self.responses[to.rpartition("/")[2]]
         if isinstance(response, Exception):
             raise response

@@ -1,10 +1,12 @@
 """`tops sim`: whole clusters of the real machines, simulated, with faults; reproducible from a seed."""
 
 import json
+import os
 import signal
 import sys
 import threading
 from contextlib import closing
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -14,8 +16,20 @@ from rich.table import Table
 
 from tops.model.errors import ConfigError
 from tops.sim.faults import Faults
-from tops.sim.runner import Result, Totals, run_seed, run_seeds, shortest_failing_prefix
+from tops.sim.ordering.runner import OrderingResult
+from tops.sim.ordering.runner import run_seed as run_ordering_seed
+from tops.sim.ordering.runner import run_seeds as run_ordering_seeds
+from tops.sim.ordering.shape import OrderingFaults
+from tops.sim.runner import Result, Totals, begin_work, run_seed, run_seeds, shortest_failing_prefix
 from tops.sim.workers import WorkerDied
+
+
+class Layer(StrEnum):
+    """What is simulated."""
+
+    CORE = "core"  # transactions and logs
+    ORDERING = "ordering"  # ordering domains
+
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 TRACE_LINES = 60
@@ -39,11 +53,18 @@ def run(
     processes: Annotated[int, typer.Option(help="Number of processes; 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option(help="Print the whole trace of a single run.")] = False,
     output: Annotated[str, typer.Option("--format", help="table or json")] = "table",
+    layer: Annotated[Layer, typer.Option(help="core: transactions and logs; ordering: ordering domains.")] = Layer.CORE,
 ) -> None:
     """Run simulated clusters and check every guarantee; exit 1 on a violation.
 
     Ctrl-C or SIGTERM ends many runs at once, with the totals so far and the command that continues them.
     """
+    if layer is Layer.ORDERING:
+        if trace:
+            raise ConfigError("--trace: runs of the ordering layer have no trace")
+        first = range(start, start + seeds) if seeds is not None else range(seed or start, (seed or start) + 1)
+        _ordering(first, parse_ordering_faults(faults or []), processes, output)
+        return
     chosen = parse_faults(faults or [])
     if seeds is None:
         _one(seed if seed is not None else start, chosen, trace, output)
@@ -53,8 +74,17 @@ def run(
 
 def parse_faults(words: list[str]) -> Faults:
     """`crash=1.0 cut=0` and the like, on top of the default rates."""
+    return Faults.none() if words == ["none"] else Faults(**_rates(words, Faults.__struct_fields__))
+
+
+def parse_ordering_faults(words: list[str]) -> OrderingFaults:
+    """The same for the ordering layer, whose rates are relative to the usual ones."""
     if words == ["none"]:
-        return Faults.none()
+        return OrderingFaults.none()
+    return OrderingFaults(**_rates(words, OrderingFaults.__struct_fields__))
+
+
+def _rates(words: list[str], names: tuple[str, ...]) -> dict[str, float]:
     values: dict[str, float] = {}
     for word in words:
         name, _, value = word.partition("=")
@@ -62,10 +92,40 @@ def parse_faults(words: list[str]) -> Faults:
             values[name] = float(value)
         except ValueError:
             raise ConfigError(f"--faults {word!r}: expected name=number or 'none'") from None
-        if name not in Faults.__struct_fields__:
-            known = ", ".join(Faults.__struct_fields__)
-            raise ConfigError(f"--faults {word!r}: there is no fault {name!r}; the faults are {known}")
-    return Faults(**values)
+        if name not in names:
+            known = ", ".join(names)
+            raise ConfigError(f"--faults {word!r}: there is no fault {name!r}; there are {known}")
+    return values
+
+
+def _ordering(seeds: range, faults: OrderingFaults, processes: int, output: str) -> None:
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    results: list[OrderingResult] = []
+    if len(seeds) == 1:
+        results.append(run_ordering_seed(seeds[0], faults))
+    else:
+        workers = processes or os.cpu_count() or 1
+        with closing(run_ordering_seeds(seeds, faults, workers, begin_work, stopped.is_set)) as running:
+            for result in running:
+                results.append(result)
+                for found in result.violations[:1]:
+                    Console(stderr=True).print(f"seed {result.seed}: {found}", markup=False, highlight=False)
+    bad = [result for result in results if result.violations]
+    if output == "json":
+        figures = {"runs": len(results), "next_start": seeds.start + len(results)}
+        print(json.dumps({**figures, "violations": [{"seed": r.seed, "found": r.violations} for r in bad]}))
+    else:
+        table = Table("runs", "events", "deliveries", "crashes", "runs with violations")
+        sums = (sum(r.events for r in results), sum(r.delivered for r in results), sum(r.crashes for r in results))
+        table.add_row(str(len(results)), *map(str, sums), str(len(bad)))
+        Console().print(table)
+        print("\n".join(f"seed {r.seed}: {v}" for r in bad[:20] for v in r.violations[: 1 if len(seeds) > 1 else None]))
+    if len(results) < len(seeds):
+        sys.exit(STOPPED)
+    if bad:
+        sys.exit(1)
 
 
 def _one(seed: int, faults: Faults, whole: bool, output: str) -> None:

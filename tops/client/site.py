@@ -139,6 +139,15 @@ class Site:
         return self._node.own.party.identity.name
 
     @property
+    def own(self) -> Identity:
+        """This site's part in handshakes, for connections besides the one to its broker."""
+        return self._node.own
+
+    @property
+    def heartbeat_s(self) -> float:
+        return self._node.heartbeat_s
+
+    @property
     def broker(self) -> str:
         """The broker to which this site is connected, or was last."""
         return self._node.broker

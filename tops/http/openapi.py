@@ -9,6 +9,7 @@ _PATHS = {
     "/v1/subscriptions": ("Subscriptions of the sites here, durable ones with position.", {"sites": "array"}),
     "/v1/transactions": ("Transactions that this broker coordinates, those in doubt first.", None),
     "/v1/transactions/{tx}": ("One transaction, also one that ended recently.", {"tx": "string"}),
+    "/v1/ordering": ("The ordering domains, and what waits at the topic managers here.", {"domains": "array"}),
     "/v1/journal": ("The journal's size and bounds, and the logs in it.", {"first": "integer", "logs": "array"}),
 }
 

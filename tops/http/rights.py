@@ -48,6 +48,7 @@ BROKER: Table = {
     ("GET", "/v1/transactions"): Needs(Verb.ADMINISTER),
     ("GET", "/v1/transactions/{tx}"): Needs(Verb.ADMINISTER),
     ("GET", "/v1/journal"): Needs(Verb.ADMINISTER),
+    ("GET", "/v1/ordering"): Needs(Verb.ADMINISTER),
 }
 HEALTH: Table = {
     ("GET", "/healthz"): Access.PUBLIC,

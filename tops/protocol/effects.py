@@ -122,6 +122,7 @@ class Deliver(Effect, frozen=True):
     event: Event
     tx: TxId | None = None
     sender: Sender | None = None  # for types that disclose it
+    out_of_order: bool = False  # in an ordering domain: what is ordered before or behind it is not known
 
 
 class DeliverAll(Effect, frozen=True):

@@ -5,7 +5,7 @@ import msgspec
 from tops.model.event_types import EventType
 from tops.model.ids import NodeId, TxId
 from tops.model.log_points import LogPoint
-from tops.protocol.messages import EpochId, LogEntry, TxSpec
+from tops.protocol.messages import EpochId, LogEntry, PartialTimestamp, TimestampCompleted, TxSpec, Waiting
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
@@ -154,6 +154,53 @@ class SubscriptionAdvanced(Record, frozen=True):
     dropped: bool = False  # it retained too much of the journal: nothing is retained for it, its requests are rejected
 
 
+class EventNumbered(Record, frozen=True):
+    """An event of an ordering domain has its index in its log; its timestamp lacks the entries of higher stages."""
+
+    domain: str
+    waiting: Waiting
+    timestamp: PartialTimestamp
+    place: int  # in the order of what is passed to the next stage
+
+
+class TimestampPassed(Record, frozen=True):
+    """A stage has taken a partial timestamp and written its entries: it goes on to the next stage, or is complete and
+    goes back. One record, so that no crash can make the stage write other entries when it gets it again."""
+
+    domain: str
+    sender: NodeId
+    taken: int  # its place in the order of what the sender passes
+    to: NodeId
+    item: PartialTimestamp | TimestampCompleted
+    place: int  # in the order of what is passed there
+
+
+class TimestampKept(Record, frozen=True):
+    """The complete timestamp of an event has come back to the manager of its topic."""
+
+    domain: str
+    sender: NodeId
+    taken: int
+    timestamp: TimestampCompleted
+
+
+class PassedTaken(Record, frozen=True):
+    """The managers at another broker have taken everything up to this place. Losing the record costs a repetition."""
+
+    domain: str
+    to: NodeId
+    upto: int
+
+
+class ManagersKept(Record, frozen=True):
+    """Old parts of a log were dropped: what the topic managers of a domain at this broker must not forget."""
+
+    domain: str
+    numbered: dict[int, int]  # per topic that is managed here
+    lower: dict[int, int]  # per topic of lower stages
+    taken: dict[NodeId, int]  # per broker that passes something here
+
+
 AnyRecord = (
     Started
     | TypeDefined
@@ -172,4 +219,9 @@ AnyRecord = (
     | LogCut
     | PublishersRetained
     | SubscriptionAdvanced
+    | EventNumbered
+    | TimestampPassed
+    | TimestampKept
+    | PassedTaken
+    | ManagersKept
 )

@@ -317,10 +317,10 @@ class BrokerNode:
         """The first control frame on a connection with this peer."""
         known = self.links.get(peer.node)
         brokers, urls = tuple(self.addresses), tuple(self.addresses.values())
-        proposal = secrets.token_hex(8)
+        proposal, domains = secrets.token_hex(8), self.core.topology.domains
         if known is not None and known.incarnation == peer.incarnation:
-            return make_link_hello(known.session_name, known.session.received, proposal, brokers, urls)
-        return make_link_hello("", 0, proposal, brokers, urls)
+            return make_link_hello(known.session_name, known.session.received, proposal, brokers, urls, domains)
+        return make_link_hello("", 0, proposal, brokers, urls, domains)
 
     def link_for(self, peer: Peer, guard: Guard | None, ours: LinkHello, theirs: LinkHello, proposal: str) -> Link:
         """The link that this connection carries: the one whose session both ends still have, or a new one."""

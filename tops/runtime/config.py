@@ -17,10 +17,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from tops.core.broker.routing import Topology
 from tops.model.errors import ConfigError
 from tops.model.ids import NodeId
+from tops.model.ordering import Order, OrderingDomain, Placement, Unreliable, check_domains
 from tops.security import Permissions, Role, register_secret
 from tops.security.listen import check_listen, split_address
 
-FOREIGN_TABLES = frozenset({"replica_set"})  # of other layers: kept unchecked when no model is passed for them
+# Of another layer: kept as they are when no model is given for them.
+FOREIGN_TABLES = frozenset({"replica_set", "gateway"})
 _SECRET_KEYS = re.compile(r"dsn|password|secret|token", re.IGNORECASE)
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40, "s": 1, "min": 60, "h": 3600, "d": 86400}
 _QUANTITY = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([a-z]*?)(?:i?b)?\s*$", re.IGNORECASE)
@@ -106,6 +108,35 @@ class Cluster(Table):
     site_role: str = "admin"  # of every site, where no keys distinguish them
 
 
+class UnreliableTable(Table):
+    """How long and how much a subscriber waits for events that may be lost."""
+
+    buffer: int = Field(default=1000, gt=0)
+    ttl_s: Seconds = 2.0
+
+
+class OrderingTable(Table):
+    """An ordering domain: all subscribers receive the events of these types in one order."""
+
+    name: Name
+    types: list[str] = Field(min_length=1)
+    order: Order = Order.TOTAL
+    durable: bool = False  # as its types are
+    placement: Placement = Placement.TOGETHER
+    unreliable: UnreliableTable | None = None
+
+    def domain(self) -> OrderingDomain:
+        waits = self.unreliable or UnreliableTable()
+        return OrderingDomain(
+            self.name,
+            tuple(self.types),
+            self.order,
+            self.durable,
+            self.placement,
+            None if self.durable and self.unreliable is None else Unreliable(waits.buffer, waits.ttl_s),
+        )
+
+
 class BrokerTable(Table):
     name: Name
     listen: str
@@ -155,6 +186,7 @@ class Config(Table):
     cluster: Cluster
     broker: list[BrokerTable] = Field(min_length=1)
     role: list[RoleTable] = []
+    ordering: list[OrderingTable] = []
     others: dict[str, Any] = {}
 
     def broker_named(self, name: str) -> BrokerTable:
@@ -170,7 +202,8 @@ class Config(Table):
             {
                 NodeId(b.name): [NodeId(n) for n in (names if b.links is None else b.links) if n != b.name]
                 for b in self.broker
-            }
+            },
+            [table.domain() for table in self.ordering],
         )
 
     def permissions(self) -> Permissions:
@@ -227,6 +260,14 @@ def _check_whole(config: Config, path: Path, text: str) -> None:
     if len({broker.keys is None for broker in config.broker}) > 1:
         index = next(i for i, b in enumerate(config.broker) if b.keys is None)
         raise error_at(path, text, ("broker", index, "name"), "has no keys while other brokers have keys; set 'keys'")
+    for index, ordering in enumerate(config.ordering):
+        try:
+            check_domains([table.domain() for table in config.ordering[: index + 1]])
+        except ConfigError as error:
+            raise error_at(path, text, ("ordering", index, "types"), str(error)) from None
+        if ordering.order is Order.CAUSAL and not ordering.durable:
+            problem = "'causal' needs `durable = true`: a publisher has to learn when its event has its place"
+            raise error_at(path, text, ("ordering", index, "order"), problem)
     topology = config.topology()
     first = topology.brokers[0]
     for index, broker in enumerate(config.broker):

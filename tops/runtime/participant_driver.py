@@ -86,8 +86,8 @@ class ParticipantDriver:
 
     # -------------------------------------------------------------------------------------------------- ordinary events
 
-    def deliver(self, event: Event, tx: TxId | None, sender: Sender | None = None) -> None:
-        received = Received(event.type, event.body, tx, sender=sender)
+    def deliver(self, event: Event, tx: TxId | None, sender: Sender | None = None, out_of_order: bool = False) -> None:
+        received = Received(event.type, event.body, tx, sender=sender, out_of_order=out_of_order)
         if self._plain_notify and not self._ordinary and not self._notifying:
             try:
                 result = self.participant.on_notify(received)

@@ -33,6 +33,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     sequence: int | None = None  # its number within the transaction
     number: int | None = None  # its index in the log of a durable type
     sender: Sender | None = None  # its publisher, if the type discloses it
+    out_of_order: bool = False  # in an ordering domain: it came too late for its place
 
 
 Handler = Callable[[Received], Awaitable[None] | None]

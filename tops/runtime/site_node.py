@@ -24,6 +24,7 @@ from tops.model.errors import (
     TopsError,
 )
 from tops.model.ids import NodeId, TxId
+from tops.model.ordering import OrderingDomain
 from tops.protocol.effects import (
     Alarm,
     Call,
@@ -67,6 +68,7 @@ class SiteNode:
         self.name, self.own, self.options, self.heartbeat_s = NodeId(name), own, options, heartbeat_s
         self.urls = list(urls)
         self._loop = asyncio.get_running_loop()  # cached: to look it up costs a system call each time
+        self._domains: tuple[OrderingDomain, ...] = ()  # as the first broker named them
         self._core: SiteCore | None = None  # made when the first broker has named the brokers of the cluster
         self.link: Link | None = None
         self.broker = ""
@@ -194,10 +196,10 @@ class SiteNode:
                 driver = self.drivers.get(subscription)
                 if driver is not None:
                     driver.deliver_all(event_type, bodies, sender)
-            case Deliver(subscription=subscription, event=event, tx=tx, sender=sender):
+            case Deliver(subscription=subscription, event=event, tx=tx, sender=sender, out_of_order=out_of_order):
                 driver = self.drivers.get(subscription)
                 if driver is not None:
-                    driver.deliver(event, tx, sender)
+                    driver.deliver(event, tx, sender, out_of_order)
             case SetTimer(key=key, after_s=after_s):
                 self.timers.set(key, after_s)
             case CancelTimer(key=key):
@@ -349,6 +351,7 @@ class SiteNode:
         if not theirs.brokers:
             raise ProtocolError("the broker did not name the brokers of the cluster")
         if self._core is None:
+            self._domains = theirs.domains
             brokers = [NodeId(b) for b in theirs.brokers]
             self._core = SiteCore(
                 self.name,
@@ -357,7 +360,10 @@ class SiteNode:
                 os.urandom,
                 self.options,
                 self.own.decision_checker(),
+                theirs.domains,
             )
+        elif self._domains != theirs.domains:
+            raise ProtocolError("the broker names other ordering domains than before: start this site again")
         elif tuple(sorted(theirs.brokers)) != self._core.brokers:
             raise ProtocolError("the broker names other members of the cluster than before: start this site again")
         self.urls += [url for url in theirs.urls if url not in self.urls]

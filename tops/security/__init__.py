@@ -23,7 +23,7 @@ from tops.security.patterns import EVERYTHING, Pattern
 from tops.security.permissions import DEFAULT_ROLES, Permissions, Role, Rule, Verb, require_broker
 from tops.security.redaction import RedactingFilter, install_redaction, redact, register_secret
 from tops.security.secret import Secret, find_secret, make_secret
-from tops.security.tls import client_context, peer_expiry, peer_identity, server_context, tls_channel
+from tops.security.tls import client_context, is_of_server, peer_expiry, peer_identity, server_context, tls_channel
 from tops.security.tokens import TokenKind, Tokens, make_token, request_subject
 from tops.security.trust import Credentials, NodeKeys, Trust, utc_now
 
@@ -69,6 +69,7 @@ __all__ = [
     "identity_of",
     "install_redaction",
     "is_loopback",
+    "is_of_server",
     "kind_of_name",
     "make_secret",
     "make_token",

@@ -47,9 +47,10 @@ def of_node(
     not_after: datetime,
 ) -> x509.Certificate:
     """A node's certificate; it is not valid longer than the authority's."""
-    # Only brokers may act as servers: a site's stolen key can't be used to lure clients.
+    # Only brokers and replicas may act as servers, the latter for reads of their own set: a site's stolen key can't be
+    # used to lure clients, and a client expects the kind and the name that it dials.
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-    if identity.kind is Kind.BROKER:
+    if identity.kind is Kind.BROKER or (identity.kind is Kind.REPLICA and hosts):
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
     return (
         x509.CertificateBuilder()

@@ -228,11 +228,18 @@ def fresh_nonce() -> bytes:
 
 
 class Initiator:
-    """The side that connected; the other must be a broker, and `expected` if a name was given."""
+    """The side that connected; the other must be a broker, or what `kind` says, and `expected` if a name was given."""
 
-    def __init__(self, party: Party, channel: Channel, nonce: bytes, expected: str | None = None) -> None:
+    def __init__(
+        self,
+        party: Party,
+        channel: Channel,
+        nonce: bytes,
+        expected: str | None = None,
+        kind: Kind = Kind.BROKER,
+    ) -> None:
         self.state = State.START
-        self._party, self._channel, self._expected = party, channel, expected
+        self._party, self._channel, self._expected, self._kind = party, channel, expected, kind
         self._own = party.introduction(nonce)
 
     def hello(self) -> bytes:
@@ -248,10 +255,11 @@ class Initiator:
             welcome = _decode(frame, Welcome)
             theirs = welcome.introduction
             identity = _believed(self._party, self._channel, self._own, theirs, now)
-            if identity.kind is not Kind.BROKER:
-                raise NotAuthenticated(f"{identity} responded where a broker is expected")
+            kind = self._kind.value
+            if identity.kind is not self._kind:
+                raise NotAuthenticated(f"{identity} responded where a {kind} is expected")
             if self._expected is not None and identity.name != self._expected:
-                raise NotAuthenticated(f"broker {identity.name!r} responded where {self._expected!r} is expected")
+                raise NotAuthenticated(f"{kind} {identity.name!r} responded where {self._expected!r} is expected")
             _check_signature(
                 self._party, theirs, welcome.signature, _transcript(Side.ACCEPTOR, self._own, theirs, self._channel)
             )

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tops.model.errors import ConfigError, NotAuthenticated
 from tops.security.files import as_private_file
@@ -38,14 +39,17 @@ class Keys(Protocol):
 
 
 def server_context(keys: Keys, rejected: Callable[[str], None] | None = None) -> ssl.SSLContext:
-    """The context for a broker's listener; it follows renewed keys and new revocations without a restart.
+    """The context for a listener; it follows renewed keys and new revocations without a restart.
 
     OpenSSL keeps every revocation list that a context ever got. So each list gets a context of its own, and every
     handshake is moved to the current one before certificates are checked. `rejected` is called with the reason of a
     failed TLS handshake, which is not reported elsewhere since no connection results.
     """
-    if keys.credentials.identity.kind is not Kind.BROKER:
-        raise ConfigError(f"{keys.credentials.identity} can't listen: only a broker's certificate is for a server")
+    if not is_of_server(keys.credentials):
+        raise ConfigError(
+            f"{keys.credentials.identity} can't listen: only a broker's certificate is for a server, and a replica's "
+            "that was issued with --host"
+        )
     context = _context(ssl.PROTOCOL_TLS_SERVER, keys.credentials, keys.trust)
     present: tuple[tuple[bytes, Revocations], ssl.SSLContext] = (_shown_by(keys), context)
 
@@ -63,6 +67,15 @@ def server_context(keys: Keys, rejected: Callable[[str], None] | None = None) ->
     if rejected is not None:
         context.sslobject_class = _reporting(rejected)
     return context
+
+
+def is_of_server(credentials: Credentials) -> bool:
+    """Whether a node may listen with this certificate."""
+    if credentials.identity.kind not in (Kind.BROKER, Kind.REPLICA):
+        return False
+    certificate = x509.load_der_x509_certificate(credentials.certificate_der)
+    usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    return ExtendedKeyUsageOID.SERVER_AUTH in usages
 
 
 def _shown_by(keys: Keys) -> tuple[bytes, Revocations]:

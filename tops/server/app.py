@@ -56,6 +56,7 @@ class BrokerPages:
         routes.add("GET", "/v1/transactions", _view(views.transactions))
         routes.add("GET", "/v1/transactions/{tx}", self._transaction)
         routes.add("GET", "/v1/journal", _view(views.journal))
+        routes.add("GET", "/v1/ordering", _view(views.ordering))
         return routes
 
     def _add_health(self, routes: Routes) -> None:

@@ -24,6 +24,7 @@ from tops.model.errors import (
     Undecodable,
 )
 from tops.model.ids import NodeId
+from tops.model.ordering import difference
 from tops.model.sizes import FRAME_BYTES_MAX
 from tops.runtime.broker_node import BrokerNode
 from tops.runtime.config import Limits
@@ -150,6 +151,8 @@ class Connections:
         ours = node.own_link_hello(peer)
         theirs = await exchange_link_hello(socket, ours, HANDSHAKE_TIMEOUT_S, accepting=accepting)
         self._check_trusted(socket)  # a revocation that came during the handshake did not find this socket yet
+        if peer.identity.kind is Kind.BROKER and (why := difference(node.core.topology.domains, theirs.domains)):
+            raise ProtocolError(f"{peer.node} can't be linked: {why}")
         link = node.link_for(peer, guard, ours, theirs, ours.proposal if accepting else theirs.proposal)
         if link.connected:
             raise ProtocolError("a newer connection replaced this one")

@@ -10,6 +10,7 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,7 @@ from aiohttp.web_protocol import RequestHandler
 from tops.http.gate import PRINCIPAL, Report, json_response
 from tops.http.rights import Handler
 from tops.model.errors import LimitExceeded
-from tops.security import ConnectionBudget, Ticket
+from tops.security import ConnectionBudget, Ticket, split_address
 
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.5  # after the system had no descriptor or memory for one more
@@ -103,10 +104,12 @@ class BoundedSite(web.BaseSite):
         budget: ConnectionBudget,
         rejected: Report,
         tls: ssl.SSLContext | None = None,
+        bound: Sequence[socket.socket] = (),
     ) -> None:
+        """`bound` are sockets that are bound already, where the address does not say all, such as the port."""
         super().__init__(runner, ssl_context=tls, backlog=BACKLOG)
         self._address, self._budget, self._rejected = address, budget, rejected
-        self._sockets: list[socket.socket] = []
+        self._sockets: list[socket.socket] = list(bound)
         self._tasks: list[asyncio.Task[None]] = []
         self._arriving: dict[int, asyncio.Task[None]] = {}  # by ticket number, during the TLS handshake
         self._waiting: WeakValueDictionary[int, Connection] = WeakValueDictionary()  # by ticket number
@@ -118,6 +121,13 @@ class BoundedSite(web.BaseSite):
     async def start(self) -> None:
         """Raises OSError, with nothing left open, if it can't listen."""
         await super().start()
+        if not self._sockets:
+            await self._bind()
+        for listening in self._sockets:
+            listening.listen(BACKLOG)
+        self._tasks = [asyncio.ensure_future(self._accept(listening)) for listening in self._sockets]
+
+    async def _bind(self) -> None:
         host, port = self._address
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -128,8 +138,6 @@ class BoundedSite(web.BaseSite):
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.setblocking(False)
             listening.bind(address)
-            listening.listen(BACKLOG)
-        self._tasks = [asyncio.ensure_future(self._accept(listening)) for listening in self._sockets]
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *self._arriving.values()]
@@ -188,3 +196,18 @@ class BoundedSite(web.BaseSite):
             accepted.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
+
+
+def bound_socket(listen: str) -> socket.socket:
+    """A socket that is bound to this `host:port`; port 0 is one that the system chooses. Raises OSError, ValueError."""
+    host, port = split_address(listen)
+    family, _, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setblocking(False)
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening

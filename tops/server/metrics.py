@@ -44,6 +44,7 @@ class NodeCollector:
         yield from self._logs()
         yield from write_metrics(self.node.meter, self._policy_of)
         yield from self._journal()
+        yield from self._ordering()
         for key, value in self.node.counters.items():
             name, text = COUNTERS[key]
             yield _counter(name, text, value)
@@ -122,6 +123,31 @@ class NodeCollector:
                 entries.add_metric([name, feed.key], log.last_number - feed.position)
                 seconds.add_metric([name, feed.key], self._ages.lag_s(name, feed.position, now))
         yield from (last, entries, seconds)
+
+    def _ordering(self) -> Iterator[Metric]:
+        pending = GaugeMetricFamily(
+            "tops_ordering_pending_events",
+            "Number of events that have an index and wait for their timestamp or an earlier event.",
+            labels=["domain"],
+        )
+        subscribers = GaugeMetricFamily(
+            "tops_ordering_subscriptions",
+            "Number of subscriptions that the topic managers here know.",
+            labels=["domain"],
+        )
+        hops = CounterMetricFamily(
+            "tops_ordering_hops",
+            "Number of partial timestamps that were passed on to another stage.",
+            labels=["domain"],
+        )
+        for name, domain in sorted(self.node.core.ordering.domains.items()):
+            if (managers := domain.managers) is not None:
+                pending.add_metric([name], sum(map(len, managers.pending.values())))
+                subscribers.add_metric([name], len(managers.groups.known))
+                hops.add_metric([name], managers.hops)
+        yield pending
+        yield subscribers
+        yield hops
 
     def _journal(self) -> Iterator[Metric]:
         journal = self.node.store.journal

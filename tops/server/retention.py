@@ -174,6 +174,7 @@ class Retainer:
             yield PlansDeclared(event_type=name, plans=plans)
         for name, members in rendezvous.known.members.items():
             yield MembersDeclared(event_type=name, members=members)
+        yield from core.ordering.kept()
         for log in rendezvous.logs.values():
             yield from _last_entry(log)
             yield LogDecided(event_type=log.event_type, upto=log.decided_upto)

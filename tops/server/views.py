@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tops.core.commit.epochs import Epoch, Stage
+from tops.core.ordering.broker import DomainAtBroker
 from tops.model.errors import UnknownTransaction
 from tops.model.ids import TxId, hashed_voter
 from tops.model.rejections import sentence
@@ -81,6 +82,10 @@ class Views:
             ],
         }
 
+    def ordering(self) -> dict[str, Any]:
+        """The ordering domains, and what waits at the topic managers of this broker."""
+        return {"domains": [_domain(domain) for _, domain in sorted(self.node.core.ordering.domains.items())]}
+
     def transactions(self) -> list[dict[str, Any]]:
         """The transactions that this broker coordinates, those in doubt first."""
         return sorted(self._transactions(), key=lambda t: (not t["in_doubt"], t["tx"]))
@@ -142,6 +147,32 @@ class Views:
                 for name, log in sorted(self.node.core.rendezvous.logs.items())
             ],
         }
+
+
+def _domain(at: DomainAtBroker) -> dict[str, Any]:
+    domain, managers = at.domain, at.managers
+    shown: dict[str, Any] = {
+        "name": domain.name,
+        "order": domain.order.value,
+        "durable": domain.durable,
+        "stages": list(at.layout.stages),
+        "unanswered": list(at.unanswered),  # brokers that do not know yet that this one has started
+        "topics": [],
+    }
+    if managers is None:
+        return shown
+    for topic, numbered in managers.numbered.items():
+        group = managers.groups.of(topic)
+        shown["topics"].append(
+            {
+                "event_type": domain.types[topic],
+                "numbered": numbered,
+                "pending": len(managers.pending[topic]),
+                "group": len(group.here) + len(group.lower) + len(group.higher),
+            }
+        )
+    waiting = {broker: len(outgoing.waiting) for broker, outgoing in managers.outgoing.items()}
+    return {**shown, "open": managers.is_open, "hops": managers.hops, "not_taken": waiting}
 
 
 def _shown(tx: TxId, event_type: str, tx_type: str, state: str) -> dict[str, Any]:

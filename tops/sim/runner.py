@@ -80,11 +80,11 @@ def run_seeds(
     To stop early, close the iterator or let `stopped` return True: unfinished runs are dropped then.
     """
     chunks = [(seeds[i : i + RUNS_PER_JOB], faults) for i in range(0, len(seeds), RUNS_PER_JOB)]
-    for results in in_order(_run_chunk, chunks, processes or os.cpu_count() or 1, _begin_work, stopped):
+    for results in in_order(_run_chunk, chunks, processes or os.cpu_count() or 1, begin_work, stopped):
         yield from results
 
 
-def _begin_work() -> None:
+def begin_work() -> None:
     """A worker ignores interruptions, which its parent handles, and collects garbage only between jobs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,10 +1,11 @@
 """Reads: one query, or a whole consistent copy, in one snapshot and together with its position."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from types import MappingProxyType
 from uuid import UUID
 
 import asyncpg
@@ -20,7 +21,7 @@ from adapters.postgres.sql.literals import SqlType, identifier, literal
 from adapters.postgres.sql.sqlstates import is_connection_loss, is_transient
 from adapters.resource import Position, ReadResult, SharedSnapshot
 from adapters.sql import check_query
-from tops.model.errors import NotReachable, ResourceError, ResourceRejected, ResultTooLarge
+from tops.model.errors import NotReachable, ResourceError, ResourceRejected, ResultTooLarge, TopsError
 from tops.model.log_points import LogPoint
 
 _PLAIN = frozenset(
@@ -43,6 +44,15 @@ select coalesce((select prefix from tops.position where replica_set = $1), 0) as
 """
 
 
+def read_error(where: str, error: Exception) -> TopsError:
+    """What the database's or the driver's complaint about a client's query means to the client."""
+    if is_connection_loss(error):
+        return NotReachable(f"{where}: the connection broke during a read")
+    if is_transient(error):
+        return ResourceRejected(where, f"the read was cut short: {error}")
+    return ResourceError(where, f"the query fails: {error}")
+
+
 class Readers:
     """A few connections of one login that can't write, and hold nothing of the writing session's locks.
 
@@ -52,11 +62,11 @@ class Readers:
     def __init__(
         self, dsn: str, agent_dsn: str, where: str, options: Options, count: int, share: int | None = None
     ) -> None:
-        self._dsn, self._where, self._options = dsn, where, options
-        self._turns = FairShare(count, share or count)
+        self._dsn, self.where, self.options = dsn, where, options
+        self.turns = FairShare(count, share or count)
         self._idle: list[Connection] = []
-        self._orphans = Orphans(agent_dsn, where, options)
-        self._orphans.on_limit = self._turns.fail_waiting
+        self.orphans = Orphans(agent_dsn, where, options)
+        self.orphans.on_limit = self.turns.fail_waiting
 
     async def read(
         self, replica_set: str, sql: str, args: Sequence[Value], *, with_position: bool, who: str = ""
@@ -74,6 +84,16 @@ class Readers:
                 await _end(connection)
 
         return await self._tried(work, who, _BEGIN)
+
+    @asynccontextmanager
+    async def client_transaction(self, who: str) -> AsyncIterator[Connection]:
+        """One in which a client's query may run, or be analysed, and that leaves nothing behind."""
+        async with self.connection(who) as connection:
+            await connection.execute(_BEGIN)
+            try:
+                yield connection
+            finally:
+                await _end(connection)
 
     async def read_own(self, sql: str, args: Sequence[Value]) -> ReadResult:
         """A query that no client has written."""
@@ -99,42 +119,37 @@ class Readers:
                         return await work(connection)
                     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
                         if meter_of(connection).exceeded:
-                            raise ResultTooLarge(self._where, RESULT_BYTES_MAX) from error
+                            raise ResultTooLarge(self.where, RESULT_BYTES_MAX) from error
                         raise
             except asyncpg.exceptions.InvalidCachedStatementError as error:
                 if last_try:  # the driver has forgotten the old statement by now
-                    raise ResourceRejected(self._where, "the tables are being changed under the read") from error
+                    raise ResourceRejected(self.where, "the tables are being changed under the read") from error
             except TimeoutError as error:
-                raise ResourceError(self._where, self._not_ended()) from error
+                raise ResourceError(self.where, self._not_ended()) from error
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
                 # An idle connection may be of a server that has restarted since.
-                if is_connection_loss(error):
-                    if last_try or started:
-                        raise NotReachable(f"{self._where}: the connection broke during a read") from error
-                    self._drop_idle()
-                elif is_transient(error):
-                    raise ResourceRejected(self._where, f"the read was cut short: {error}") from error
-                else:
-                    raise ResourceError(self._where, f"the query fails: {error}") from error
+                if not is_connection_loss(error) or last_try or started:
+                    raise read_error(self.where, error) from error
+                self._drop_idle()
             except (ValueError, OverflowError) as error:
-                raise ResourceError(self._where, f"the query returns {BEYOND_PYTHON}: {error}") from error
+                raise ResourceError(self.where, f"the query returns {BEYOND_PYTHON}: {error}") from error
         raise AssertionError("the second try returns or raises")
 
     def _not_ended(self) -> str:
         return (
-            f"the query was cancelled after {self._options.statement_timeout_s:g} s and did not end: it counts as one "
+            f"the query was cancelled after {self.options.statement_timeout_s:g} s and did not end: it counts as one "
             "of its client's connections until it does; functions on very long values can't be cancelled"
         )
 
     @asynccontextmanager
     async def connection(self, who: str = "") -> AsyncIterator[Connection]:
         """Raises QueriesLeft if too many earlier queries of the identity do not end."""
-        self._orphans.check(who)
-        await self._turns.take(who)
+        self.orphans.check(who)
+        await self.turns.take(who)
         try:
-            connection = self._idle.pop() if self._idle else await self._connect()
+            connection = self._idle.pop() if self._idle else await self.connect()
         except BaseException:
-            self._turns.give_back(who)
+            self.turns.give_back(who)
             raise
         pid, clean = connection.get_server_pid(), False
         try:
@@ -146,25 +161,26 @@ class Readers:
         finally:
             if clean:
                 self._idle.append(connection)
-                self._turns.give_back(who)
+                self.turns.give_back(who)
             else:
                 connection.terminate()
-                self._orphans.watch(pid, who, lambda: self._turns.give_back(who))
+                self.orphans.watch(pid, who, lambda: self.turns.give_back(who))
 
     @asynccontextmanager
     async def dedicated_connection(self) -> AsyncIterator[Connection]:
         """For what may last long: a connection that takes no turn away from the others."""
-        connection = await self._connect()
+        connection = await self.connect()
         try:
             yield connection
         finally:
             connection.terminate()
 
-    async def _connect(self) -> Connection:
-        return await connect(self._dsn, self._where, "tops-reader", self._options, _READ_ONLY)
+    async def connect(self, more_settings: Mapping[str, str] = MappingProxyType({})) -> Connection:
+        """A connection besides those that are shared here; whoever has it counts it among the `turns`."""
+        return await connect(self._dsn, self.where, "tops-reader", self.options, {**_READ_ONLY, **more_settings})
 
     def close(self) -> None:
-        self._orphans.close()
+        self.orphans.close()
         self._drop_idle()
 
     def _drop_idle(self) -> None:

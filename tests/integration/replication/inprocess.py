@@ -12,10 +12,12 @@ import asyncpg
 from adapters import EmbeddedPostgres, Logins
 from adapters.embedded.free_ports import free_port
 from replication import ReplicaSet, connect
+from replication.client.direct import DirectConnections
 from replication.model.config import Cluster, login_keys
 from replication.replica.agent import Agent
 from tests.integration.replication.clusters import SCHEMA
 from tests.support.logins import logins_in
+from tests.support.polling import eventually
 from tops.server.broker import Broker
 
 Provisioner = Callable[[EmbeddedPostgres, str], Awaitable[Logins]]
@@ -23,6 +25,9 @@ Provisioner = Callable[[EmbeddedPostgres, str], Awaitable[Logins]]
 
 class SmallCluster:
     """Brokers and agents as tasks; an agent is stopped and started by name."""
+
+    connects_directly = True  # where a client does not say
+    awaits_direct = False  # whether a client begins with its direct connections open
 
     def __init__(
         self,
@@ -96,9 +101,19 @@ class SmallCluster:
         await self._set_up(name)
 
     @asynccontextmanager
-    async def connect(self, prefer: str | None = None, timeout_s: float = 15.0) -> AsyncIterator[ReplicaSet]:
-        async with connect(self.cluster.urls(), "shop", prefer=prefer, timeout_s=timeout_s) as shop:
+    async def connect(
+        self, prefer: str | None = None, timeout_s: float = 15.0, direct: bool | None = None
+    ) -> AsyncIterator[ReplicaSet]:
+        direct = self.connects_directly if direct is None else direct
+        async with connect(self.cluster.urls(), "shop", prefer=prefer, timeout_s=timeout_s, direct=direct) as shop:
+            if self.awaits_direct and (connections := shop.direct) is not None:
+                for replica in [r.replica.name for r in self.agents.values() if r.replica.read_listen != "off"]:
+                    await eventually(partial(_is_open, connections, replica), what=f"a connection to {replica}")
             yield shop
+
+
+async def _is_open(connections: DirectConnections, replica: str) -> bool:
+    return connections.to(replica) is not None
 
 
 async def _joined(agent: Agent) -> None:
@@ -184,6 +199,7 @@ async def small_cluster(
     limits: str = LIMITS,
     running: bool = True,
     provisioner: Provisioner = logins_in,
+    replica_keys: str = "",
 ) -> AsyncIterator[SmallCluster]:
     """A set named `shop` whose replicas are in sync; its databases are new. Without `running` no agent is started.
 
@@ -205,7 +221,7 @@ async def small_cluster(
     for index, name in enumerate(names):
         logins = await set_up(databases[name])
         lines.append(f'[[replica_set.replica]]\nname = "{name}"\nbroker = "b{index % brokers + 1}"')
-        lines.append(login_keys(logins))
+        lines.append(f"{login_keys(logins)}\n{replica_keys}")
     path = place / "tops.toml"
     path.write_text("\n".join(lines))
     small = SmallCluster(Cluster.load(path), server, databases, set_up)

@@ -14,10 +14,19 @@ from adapters.resource import Attempt
 from replication.model.events import log_type
 from replication.rpc.calls import ReplicaFailed
 from replication.rpc.rejections import VersionConflict, WriteRejected
-from tests.integration.replication.inprocess import small_cluster
+from tests.integration.replication.inprocess import SmallCluster, small_cluster
 from tests.support.polling import eventually
 from tops.model.errors import InvalidTransaction, NotReachable
 from tops.model.log_points import LogPoint
+
+
+@pytest.fixture(params=["direct", "through brokers"], autouse=True)
+def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Everything here holds over both roads that a read can take."""
+    monkeypatch.setattr(SmallCluster, "connects_directly", request.param == "direct")
+    monkeypatch.setattr(SmallCluster, "awaits_direct", True)
+    return str(request.param)
+
 
 BALANCE = "select balance from accounts where id = 1"
 PROMISES = {
@@ -70,7 +79,7 @@ async def test_a_token_of_a_write_that_is_not_in_the_log_yet_binds_a_read_to_its
 async def test_a_read_whose_question_was_lost_with_a_link_is_asked_for_again(
     server: EmbeddedPostgres, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with small_cluster(server, folder, 'policy = "quorum"') as cluster, cluster.connect() as shop:
+    async with small_cluster(server, folder, 'policy = "quorum"') as cluster, cluster.connect(direct=False) as shop:
         await shop.write([Insert("accounts", {"id": 1, "balance": 1})])
         bundles, lost = shop._caller._bundles, list[str]()
         publish = bundles._publish

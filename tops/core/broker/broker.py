@@ -6,7 +6,7 @@ messages on links.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from tops.core.broker.routing import RoutingTable, Topology
 from tops.core.commit.decision_sender import CheckProof, Sign
 from tops.core.coordinator.rendezvous import BROKER_ROLE, Rendezvous, RendezvousOptions
 from tops.core.log.event_log import Feed
+from tops.core.ordering.broker import OrderingBroker, OrderingRecord
 from tops.model.constraints import Predicate
 from tops.model.errors import InvalidEventType
 from tops.model.event_types import SetPart, set_of_log, set_part
@@ -36,10 +37,12 @@ from tops.protocol.messages import (
     Envelope,
     EventsPublished,
     FollowLog,
+    IndexesSkipped,
     LinkMessage,
     LocalCommitOrdered,
     LogEntry,
     MembershipReported,
+    OrderedPublished,
     ParticipantLost,
     Publication,
     Published,
@@ -60,7 +63,7 @@ from tops.protocol.messages import (
     TypeAdvertised,
     decode_body,
 )
-from tops.protocol.records import AnyRecord
+from tops.protocol.records import AnyRecord, LogAppended
 
 TX_ROUTES_MAX = 100_000
 
@@ -89,6 +92,10 @@ class BrokerCore:
         known = {} if predicates is None else predicates  # not copied: more may be registered later
         self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions(), entropy, sign)
         self._check_proof = check_proof
+        ordering = self.ordering = OrderingBroker(
+            name, incarnation, topology.domains, topology.rendezvous, topology.brokers, self.rendezvous.logs
+        )
+        self.rendezvous.order_with(ordering)
         self._message_handlers = self.rendezvous.handlers
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
         self.tx_routes: OrderedDict[TxId, Sequence[NodeId]] = OrderedDict()  # where a transaction was announced
@@ -126,7 +133,7 @@ class BrokerCore:
         publisher_lost = PublisherLost(site=name, incarnation=site.incarnation)
         for broker in sorted(site.contacts):
             effects += self._send_to(Address(broker), lost, now) + self._send_to(Address(broker), publisher_lost, now)
-        return effects
+        return effects + self._carry_out(self.ordering.site_lost(site.address), now)
 
     # ------------------------------------------------------------------------------------------------------ messages
 
@@ -286,6 +293,8 @@ class BrokerCore:
             elif type(effect) is Disseminate:
                 publication = effect.publication
                 lineage = self._lineage(publication.event_type)
+                if type(publication) is OrderedPublished:
+                    sender, publication = publication.sender, msgspec.structs.replace(publication, sender=None)
                 passed = exclude if publication is done else None
                 shown = sender if sender is not None and self._discloses_sender(lineage) else None
                 carried += self._descend(publication, lineage, self.name, shown, passed)
@@ -343,6 +352,8 @@ class BrokerCore:
         This is allowed only for a type that has neither. The ancestors that a publisher claims are not used: with them
         it could reach the subscribers of any type without the right to publish it. A subscriber's definition can only
         rule it out."""
+        if event_type in self.ordering.topics:
+            return False
         return self.table.types.may_pass_early(event_type) and not set_of_log(event_type)
 
     def _discloses_sender(self, lineage: tuple[str, ...]) -> bool:
@@ -371,12 +382,50 @@ class BrokerCore:
     ) -> list[Effect]:
         if type(publication) is EventsPublished:
             return self._descend_events(publication, lineage, rendezvous, sender, exclude)
+        if isinstance(publication, OrderedPublished | IndexesSkipped):
+            return self._descend_ordered(publication, lineage, rendezvous, sender)
         if type(publication) is not Published:
             return self._descend_in_tx(publication, lineage, rendezvous, exclude)
         links = self.table.interested(lineage, publication.event.body)
         skip = (exclude, self.topology.next_hop(self.name, rendezvous))
         downward = self._downward(publication, lineage, rendezvous, sender)
         return [SendOnLink(link, downward) for link in links if link not in skip]
+
+    def _descend_ordered(
+        self,
+        publication: OrderedPublished | IndexesSkipped,
+        lineage: tuple[str, ...],
+        rendezvous: NodeId,
+        sender: Sender | None,
+    ) -> list[Effect]:
+        """On each link with a subscription to some type of the family: the event, or that its index is skipped there.
+        Neither a filter nor another type of the subscription makes a gap."""
+        links = self.table.links_of_family(lineage[-1])
+        skip = self.topology.next_hop(self.name, rendezvous)
+        whole = self._downward(publication, lineage, rendezvous, sender)
+        if type(publication) is IndexesSkipped:
+            return [SendOnLink(link, whole) for link in links if link != skip]
+        assert type(publication) is OrderedPublished
+        wanted = set(self.table.interested(lineage, publication.event.body))
+        skipped = whole
+        if len(wanted) < len(links):
+            index = publication.index
+            part = IndexesSkipped(
+                domain=publication.domain,
+                topic=publication.topic,
+                event_type=lineage[-1],
+                after=index - 1,
+                upto=index,
+            )
+            skipped = self._downward(part, lineage[-1:], rendezvous, None)
+        return [SendOnLink(link, whole if link in wanted else skipped) for link in links if link != skip]
+
+    def _mark(self, link: NodeId, names: Iterable[str]) -> list[Effect]:
+        """Types of ordering domains are wanted anew on this link: what was sent before is lost to whoever is behind."""
+        types, topics = self.table.types, self.ordering.topics
+        families = sorted({types.lineage(name)[-1] for name in names if name in types} & topics.keys())
+        markers = [marker for family in families if (marker := self.ordering.marker(family)) is not None]
+        return [SendOnLink(link, self._downward(m, (m.event_type,), self.name, None)) for m in markers]
 
     def _descend_in_tx(
         self, publication: TxPublication, lineage: tuple[str, ...], rendezvous: NodeId, exclude: NodeId | None
@@ -473,7 +522,7 @@ class BrokerCore:
                 rejected = AdvertisementHandled(event_type=name, rejection=rejection)
                 return self._send_to(site.address, rejected, now)
             touched.add(name)
-        return self._announce_changes(touched)
+        return self._announce_changes(touched) + self._mark(site.name, touched)
 
     def _beyond_quota(self, site: SiteLink, changed: SubscriptionChanged) -> str | None:
         quotas, identity = self.rendezvous.node.options.quotas, site.sender.accountable
@@ -507,7 +556,7 @@ class BrokerCore:
                 for route in routes:
                     self._add_route(link, route.definitions, route.filter)
                     touched.add(route.definitions[-1].name)
-        return self._announce_changes(touched)
+        return self._announce_changes(touched) + self._mark(link, touched)
 
     def _announce_changes(self, event_types: set[str]) -> list[Effect]:
         """Send the changes of interest to the next hop towards each type's rendezvous."""
@@ -526,6 +575,8 @@ class BrokerCore:
     # -------------------------------------------------------------------------------------- timers, disk, recovery
 
     def timer(self, key: tuple[str, ...], now: float) -> list[Effect]:
+        if key[0] == "ordering":
+            return self._carry_out(self.ordering.on_timer(key[1], key[2]), now)
         return self._carry_out(self.rendezvous.on_timer(key, now), now)
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...], now: float) -> list[Effect]:
@@ -540,11 +591,16 @@ class BrokerCore:
 
     def recover(self, record: AnyRecord) -> None:
         """Replay one record of the journal, in order, before any message."""
+        if isinstance(record, OrderingRecord):
+            self.ordering.recover(record)
+            return
         self.rendezvous.recover(record)
+        if type(record) is LogAppended:
+            self.ordering.recover_appended(record)
 
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
-        return self._carry_out(self.rendezvous.recovered(), now)
+        return self._carry_out(self.rendezvous.recovered() + self.ordering.recovered(), now)
 
 
 def _begun_for_another(site: SiteLink, body: AddressedMessage) -> Reject | None:

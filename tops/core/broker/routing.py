@@ -16,6 +16,7 @@ from tops.model.errors import ConfigError, InvalidEventType
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId
+from tops.model.ordering import OrderingDomain, Placement
 from tops.protocol.messages import Definitions
 
 EVERYTHING = Filter.everything()
@@ -29,10 +30,18 @@ def rendezvous_of(brokers: tuple[NodeId, ...], family: str) -> NodeId:
     return max(brokers, key=lambda b: hashlib.sha256(f"{b}\0{family}".encode()).digest())
 
 
+def placed_with(domains: Iterable[OrderingDomain]) -> dict[str, str]:
+    """Families that do not meet where their own names say, but where the name of their ordering domain does."""
+    together = [domain for domain in domains if domain.placement is Placement.TOGETHER]
+    return {name: domain.name for domain in together for name in domain.types}
+
+
 class Topology:
     """The brokers of the configuration and the links between them."""
 
-    def __init__(self, links: Mapping[NodeId, Iterable[NodeId]]) -> None:
+    def __init__(self, links: Mapping[NodeId, Iterable[NodeId]], domains: Sequence[OrderingDomain] = ()) -> None:
+        self.domains = tuple(domains)
+        self._placed = placed_with(domains)
         neighbours: dict[NodeId, set[NodeId]] = {b: set() for b in links}
         for broker, others in links.items():
             for other in others:
@@ -46,7 +55,7 @@ class Topology:
 
     def rendezvous(self, family: str) -> NodeId:
         """The rendezvous broker of a family of event types."""
-        return rendezvous_of(self.brokers, family)
+        return rendezvous_of(self.brokers, self._placed.get(family, family))
 
     def next_hop(self, broker: NodeId, target: NodeId) -> NodeId | None:
         """The neighbour of `broker` on the way to `target`; None if there is no way."""
@@ -144,6 +153,7 @@ class RoutingTable:
         self._announced: dict[tuple[str, NodeId], Cover] = {}
         self._narrow: dict[str, int] = {}  # type -> how many of its filters do not match everything
         self._unfiltered: dict[tuple[str, ...], list[NodeId]] = {}  # lineage -> links; cleared by every change
+        self._of_family: dict[str, list[NodeId]] = {}  # family -> links; cleared by every change
 
     def add(self, link: NodeId, definitions: Definitions, interest: Filter) -> None:
         self.types.note(definitions)
@@ -188,9 +198,19 @@ class RoutingTable:
 
     def _changes(self, event_type: str, interest: Filter, change: int) -> None:
         self._unfiltered.clear()
+        self._of_family.clear()
         self._changed.setdefault(event_type, {})[interest] = None
         if interest != EVERYTHING:
             self._narrow[event_type] = self._narrow.get(event_type, 0) + change
+
+    def links_of_family(self, family: str) -> list[NodeId]:
+        """The links with subscriptions to any type of a family."""
+        known = self._of_family.get(family)
+        if known is None:
+            types = [name for name in self._interest if name in self.types and self.types.lineage(name)[-1] == family]
+            found = {link: None for name in types for link, filters in self._interest[name].items() if filters}
+            known = self._of_family[family] = list(found)
+        return known
 
     def interested_in_all(self, lineage: Iterable[str]) -> list[NodeId] | None:
         """The links that want every event of the type; None if a link wants a part, so that each event must be

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tops.core.client.causal_order import CausalOrder, Key
 from tops.core.client.gathering import GatheredEvent
 from tops.core.client.type_directory import TypeDirectory
 from tops.model.errors import InvalidEventType, LimitExceeded, NotAdvertised, TopsError
@@ -31,6 +32,7 @@ class EventPublisher:
         self.advertising: dict[str, list[int]] = {}
         self.unconfirmed: dict[tuple[str, int], tuple[int, Published]] = {}  # durable publications, in order
         self.numbers: dict[str, int] = {}  # the last assigned number, per family
+        self.causal = CausalOrder(directory.domains)
 
     def advertise(
         self,
@@ -79,22 +81,30 @@ class EventPublisher:
         family = self.directory.types.family(event.type)
         number = self.numbers[family] = self.numbers.get(family, 0) + 1
         published = Published(event=event, origin=Origin(family, number))
-        effects: list[Effect] = [Disseminate(published)]
-        if self.directory.types.whole(event.type).durable:
-            self.unconfirmed[family, number] = (request, published)
-            return effects
-        return [*effects, CompleteRequest(request)]
+        if not self.directory.types.whole(event.type).durable:
+            return [Disseminate(published), CompleteRequest(request)]
+        self.unconfirmed[family, number] = (request, published)
+        if self.causal.holds(family):
+            self.causal.hold((family, number))
+            return []
+        self.causal.sent(family)
+        return [Disseminate(published)]
 
     def publish_confirmed(self, event_type: str, events: Sequence[GatheredEvent]) -> list[Effect]:
         """Publish events of a durable type, in order, each with its request, its body and that body encoded. Each
         request completes with the event's index when the event is on disk. The caller has checked every body."""
         family = self.directory.types.family(event_type)
-        number = self.numbers.get(family, 0)
+        number, holds = self.numbers.get(family, 0), self.causal.holds(family)
         for request, body, _ in events:
             number += 1
             origin = Origin(family, number)
             self.unconfirmed[family, number] = (request, Published(event=Event(event_type, body), origin=origin))
+            if holds:
+                self.causal.hold((family, number))
         self.numbers[family] = number
+        if holds:
+            return []
+        self.causal.sent(family, len(events))
         bodies = tuple(encoded for _, _, encoded in events)
         return [Disseminate(EventsPublished(event_type=event_type, bodies=bodies, origin=origin))]
 
@@ -115,10 +125,15 @@ class EventPublisher:
         completed: list[Effect] = []
         origin, log_number = confirmed.origin, confirmed.log_number
         for before in range(confirmed.count - 1, -1, -1):
-            known = self.unconfirmed.pop((origin.family, origin.number - before), None)
+            key = origin.family, origin.number - before
+            known = self.unconfirmed.pop(key, None)
             if known is not None:
                 completed.append(CompleteRequest(known[0], None if log_number is None else log_number - before))
+                completed += self._released(self.causal.settled(key))
         return completed
+
+    def _released(self, keys: list[Key]) -> list[Effect]:
+        return [Disseminate(self.unconfirmed[key][1]) for key in keys if key in self.unconfirmed]
 
     def on_events_rejected(self, rejected: EventsRejected) -> list[Effect]:
         return self.reject_events(rejected.event_type, LimitExceeded(rejected.reason))
@@ -128,18 +143,20 @@ class EventPublisher:
 
         The log expects numbers without gaps, so the numbers at the end are assigned again."""
         rejected = [(key, request) for key, (request, p) in self.unconfirmed.items() if p.event.type == event_type]
+        released: list[Key] = []
         for (family, number), _ in reversed(rejected):
             del self.unconfirmed[family, number]
+            released += self.causal.settled((family, number))
             if self.numbers[family] == number:
                 self.numbers[family] -= 1
-        return [CompleteRequest(request, error=error) for _, request in rejected]
+        return [*(CompleteRequest(request, error=error) for _, request in rejected), *self._released(released)]
 
     def announce(self) -> list[Effect]:
         """Announce to a new broker everything that it must know."""
         return [message for d in self.directory.advertised.values() for message in self._advertisement(d)]
 
     def repeat_events(self) -> list[Effect]:
-        return [Disseminate(published) for _, published in self.unconfirmed.values()]
+        return [Disseminate(p) for key, (_, p) in self.unconfirmed.items() if not self.causal.is_held(key)]
 
     def repeat_types(self) -> list[Effect]:
         return [e for name in self.advertising for e in self._advertisement(self.directory.advertised[name])]

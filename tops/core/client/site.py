@@ -16,17 +16,20 @@ from tops.core.client.own_resources import OwnResources
 from tops.core.client.own_transactions import OwnTransactions
 from tops.core.client.type_directory import TypeDirectory
 from tops.core.commit.decision_sender import CheckProof
+from tops.core.ordering.site import SiteOrdering
 from tops.core.participant.calls import Calls
 from tops.core.participant.participation import Participation, SiteOptions, Wish
 from tops.model.errors import NotReachable, TopsError
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
+from tops.model.ordering import OrderingDomain
 from tops.model.transactions import LocalOutcome, TxType
 from tops.protocol.effects import CompleteRequest, Disseminate, Effect, Memo, PreparedWork, SendOnLink, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
     AdvertisementHandled,
     ConfirmRoute,
+    CutMade,
     DecisionRelayed,
     Definitions,
     Dissemination,
@@ -43,12 +46,14 @@ from tops.protocol.messages import (
     GetLogState,
     GetOutcome,
     HistoryRejected,
+    IndexesSkipped,
     LinkMessage,
     LogDelivered,
     LogEnded,
     LogRecovered,
     LogStateReported,
     MembershipReported,
+    OrderedPublished,
     PrepareEpoch,
     Publication,
     PublishInTxHandled,
@@ -77,11 +82,13 @@ class SiteCore:
         entropy: Callable[[int], bytes],
         options: SiteOptions | None = None,
         check_proof: CheckProof | None = None,
+        domains: Sequence[OrderingDomain] = (),
     ) -> None:
-        """`check_proof` checks decisions that peers relay; None in a cluster without keys."""
+        """`check_proof` checks decisions that peers relay; None in a cluster without keys. `domains` are the ordering
+        domains of the cluster."""
         self.name, self.incarnation = name, incarnation
         self.options = options or SiteOptions()
-        directory = self.directory = TypeDirectory(brokers)
+        directory = self.directory = TypeDirectory(brokers, domains)
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
         self.calls = Calls()
         self.link: NodeId | None = None
@@ -90,6 +97,7 @@ class SiteCore:
         participation = self.participation = Participation(
             name, self.types, self.calls, self.brokers, directory.rendezvous, entropy, self.options, check_proof
         )
+        self.ordering = SiteOrdering(domains, participation.subscriptions, self.options.retry_s)
         self.resources = OwnResources(
             participation.sub_transactions, participation.prepared_epochs, participation.voters, entropy
         )
@@ -135,6 +143,7 @@ class SiteCore:
             GetAppliedIndex: prepared_epochs.on_get_applied_index,
             LogEnded: self._on_log_ended,
             LogRecovered: self._on_log_recovered,
+            CutMade: self.ordering.on_cut,
         }
 
     @property
@@ -153,7 +162,7 @@ class SiteCore:
     def link_up(self, broker: NodeId, now: float) -> list[Effect]:
         """A link to a broker that has no state of this site yet."""
         self.link = broker
-        effects = self.participation.link_up(broker) + self.events.announce()
+        effects = self.participation.link_up(broker) + self.ordering.link_up(broker) + self.events.announce()
         return self._request(effects + self._repeat(0.0))
 
     def link_down(self) -> None:
@@ -172,6 +181,8 @@ class SiteCore:
                 return self._carry_out(self.participation.prepared_epochs.on_query_peers(body, message.reply_to))
         elif type(message) is Dissemination and self.link is not None:
             publication = message.publication
+            if type(publication) is OrderedPublished or type(publication) is IndexesSkipped:
+                return self._carry_out(self.ordering.on_publication(message, now))
             effects = self._publications[type(publication)](publication, message, self.link)
             return self._carry_out(effects) if effects else effects
         return []
@@ -276,10 +287,18 @@ class SiteCore:
 
     def subscribe(self, request: int, number: int, wish: Wish) -> list[Effect]:
         """`number` names the subscription in every later call."""
-        return self._request(self.participation.subscribe(number, wish, request, self.link))
+        effects = self.participation.subscribe(number, wish, request, self.link)
+        known = self.participation.subscriptions.get(number)
+        if known is not None:
+            effects += self.ordering.added(known)
+        return self._request(effects)
 
     def unsubscribe(self, number: int) -> list[Effect]:
-        return self._carry_out(self.participation.unsubscribe(number, self.link))
+        known = self.participation.subscriptions.get(number)
+        effects = self.participation.unsubscribe(number, self.link)
+        if known is not None:
+            effects += self.ordering.removed(known)
+        return self._carry_out(effects)
 
     def recover(self, number: int, prepared_work: Sequence[PreparedWork], kept: Sequence[Memo] = ()) -> list[Effect]:
         """What a subscription's participant found after a crash; to be called right after `subscribe`.
@@ -313,8 +332,15 @@ class SiteCore:
         return [SendTo(Address(known.coordinator), ConfirmRoute(subscription=number))]
 
     def _on_route(self, stands: RouteConfirmed) -> list[Effect]:
-        request = self.routes_requested.pop(stands.subscription, None)
-        return [] if request is None else [CompleteRequest(request, stands.subscription)]
+        number = stands.subscription
+        effects = self.ordering.on_route(number)
+        request = self.routes_requested.pop(number, None)
+        if request is None:
+            return effects
+        known = self.participation.subscriptions.get(number)
+        if known is not None and self.ordering.is_ordered(known):
+            return effects + self.ordering.answer_when_ordered(request, number)
+        return [*effects, CompleteRequest(request, number)]
 
     def get_log_state(self, request: int, event_type: str) -> list[Effect]:
         """Request the state of a durable type's log; sent until a response or `cancel_log_request` ends it."""
@@ -407,6 +433,8 @@ class SiteCore:
         if key == RETRY:
             self._retrying = False
             return self._request(self._repeat(self.options.retry_s))
+        if key[0] == "ordering":
+            return self._carry_out(self.ordering.on_timer(*key[1:]))
         return self._carry_out(self.participation.on_timer(key))
 
     def _repeat(self, elapsed_s: float) -> list[Effect]:
@@ -464,7 +492,7 @@ class SiteCore:
         return Dissemination(
             rendezvous=route.coordinator,
             upward=True,
-            early=not route.durable,
+            early=not (route.durable or route.ordered),
             publication=publication,
             lineage=route.lineage,
         )

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tops.core.broker.routing import rendezvous_of
+from tops.core.broker.routing import placed_with, rendezvous_of
 from tops.model.errors import TopsError
 from tops.model.event_types import EventTypes
 from tops.model.ids import NodeId
+from tops.model.ordering import OrderingDomain
 from tops.protocol.messages import Definitions, Event, TxSpec
 
 
@@ -18,13 +19,17 @@ class Route(msgspec.Struct, frozen=True):
     coordinator: NodeId
     lineage: tuple[str, ...]
     durable: bool
+    ordered: bool  # its events reach nobody before they have their timestamps
 
 
 class TypeDirectory:
     """The types of one site: known and advertised ones, and the brokers that coordinate them."""
 
-    def __init__(self, brokers: Sequence[NodeId]) -> None:
+    def __init__(self, brokers: Sequence[NodeId], domains: Sequence[OrderingDomain] = ()) -> None:
         self.brokers = tuple(sorted(brokers))
+        self.domains = tuple(domains)
+        self._placed = placed_with(domains)
+        self._ordered = frozenset(name for domain in domains for name in domain.types)
         self.types = EventTypes()
         self.advertised: dict[str, Definitions] = {}
         self.plans: dict[str, tuple[TxSpec, ...]] = {}  # declared with a type
@@ -32,13 +37,15 @@ class TypeDirectory:
         self._routes: dict[str, Route] = {}
 
     def rendezvous(self, family: str) -> NodeId:
-        return rendezvous_of(self.brokers, family)
+        return rendezvous_of(self.brokers, self._placed.get(family, family))
 
     def route(self, event_type: str) -> Route:
         known = self._routes.get(event_type)
         if known is None:
             lineage = self.types.lineage(event_type)
-            known = Route(self.rendezvous(lineage[-1]), lineage, self.types.whole(event_type).durable)
+            family = lineage[-1]
+            durable = self.types.whole(event_type).durable
+            known = Route(self.rendezvous(family), lineage, durable, family in self._ordered)
             self._routes[event_type] = known
         return known
 

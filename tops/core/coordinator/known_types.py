@@ -10,6 +10,7 @@ from tops.core.commit.outcomes import Outcomes
 from tops.core.commit.standing_registrations import StandingRegistrations
 from tops.core.coordinator.open_transactions import RendezvousNode
 from tops.core.log.event_log import EventLog
+from tops.core.ordering.broker import OrderingBroker
 from tops.model.constraints import OnlyFrom
 from tops.model.errors import InvalidEvent, InvalidEventType, InvalidTransaction
 from tops.model.event_types import EventType, EventTypes, SetPart, set_of_log, set_part
@@ -30,6 +31,7 @@ class KnownTypes:
         self, node: RendezvousNode, outcomes: Outcomes, settled: Callable[[ReadyTx, bool], list[Effect]]
     ) -> None:
         self._node, self._outcomes, self._settled = node, outcomes, settled
+        self.ordering: OrderingBroker | None = None
         self.types = EventTypes()
         self._defined_by: Counter[str] = Counter()  # how many types an identity has defined since the start
         self._defined_bytes: Counter[str] = Counter()  # and how much their definitions take
@@ -48,6 +50,7 @@ class KnownTypes:
             rejection = Reject(sender, "advertise", name, reason, f"type {name}", code="quota")
             return [rejection, SendTo(at, AdvertisementHandled(event_type=name, rejection=reason))]
         try:
+            self._check_order(m.definitions)
             effects = self._define(m.definitions)
         except InvalidEventType as error:
             return [SendTo(at, AdvertisementHandled(event_type=name, rejection=str(error)))]
@@ -55,6 +58,18 @@ class KnownTypes:
             self._defined_by[sender.accountable] += len(new)
             self._defined_bytes[sender.accountable] += size
         return [*effects, *self._declare(m, name, sender), SendTo(at, AdvertisementHandled(event_type=name))]
+
+    def _check_order(self, definitions: Definitions) -> None:
+        """Reject a type that is not durable in a durable ordering domain, and the other way round."""
+        known = self.ordering.topics.get(definitions[0].name) if self.ordering is not None else None
+        if known is None or known[0].domain.durable == definitions[0].durable:
+            return
+        domain = known[0].domain
+        kinds = ("durable", "not durable") if domain.durable else ("not durable", "durable")
+        raise InvalidEventType(
+            f"ordering domain {domain.name!r} is {kinds[0]} and event type {definitions[0].name!r} is {kinds[1]}: "
+            "all types of a domain are of one kind"
+        )
 
     def _beyond_quota(self, identity: str, count: int, size: int) -> str | None:
         quotas = self._node.options.quotas
@@ -217,6 +232,9 @@ class KnownTypes:
         """Why the coordinator does not accept this transaction, or None."""
         if spec.event_type not in self.types:
             return unknown_type(spec.event_type)
+        if self.ordering is not None and self.types.family(spec.event_type) in self.ordering.topics:
+            text = f"{spec.event_type!r} is in an ordering domain, whose types take single events and no transactions"
+            return Rejection(RejectionCode.NOT_TAKEN, text)
         if (
             spec.event_type in self.logs_of
             and spec.tx_type is TxType.DISTRIBUTED

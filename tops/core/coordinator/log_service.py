@@ -7,6 +7,7 @@ from tops.core.coordinator.known_types import NOT_LISTED, KnownTypes
 from tops.core.coordinator.log_opening import LogOpenings
 from tops.core.coordinator.open_transactions import Quotas
 from tops.core.log.event_log import EventLog, Feed, Repetition, feed_key, identity_of_feed, is_start, reader_key
+from tops.core.ordering.broker import OrderingBroker
 from tops.model.ids import voter_key
 from tops.model.log_points import LogPoint
 from tops.model.sizes import bundles, encoded_bytes
@@ -38,6 +39,7 @@ class LogService:
 
     def __init__(self, known: KnownTypes, openings: LogOpenings, quotas: Quotas) -> None:
         self._known, self._openings, self._quotas = known, openings, quotas
+        self.ordering: OrderingBroker | None = None
 
     # -------------------------------------------------------------------------------------------------- publishing
 
@@ -47,11 +49,14 @@ class LogService:
         if misfit is not None:
             return [misfit] if log is None else _rejection_sent(misfit, at)
         if log is None:
-            return [Disseminate(published)]
+            ordered = self._ordered(published, sender, at)
+            return [Disseminate(published)] if ordered is None else ordered
         if (rejection := self._rejection(log, published.event.type, sender)) is not None:
             return _rejection_sent(rejection, at)
         if log.opening is not None:
             return _not_open(log, published.event.type, at)
+        if (ordered := self._ordered(published, sender, at)) is not None:
+            return ordered
         seen = log.recognise(sender, published.origin.number)
         if seen is Repetition.REPEATED:
             return [SendTo(at, EventConfirmed(origin=published.origin))]
@@ -61,6 +66,17 @@ class LogService:
         appended = self._append(log, published.event, publisher)
         confirmed = EventConfirmed(origin=published.origin, log_number=log.last_number)
         return [appended, SendTo(at, confirmed), Disseminate(published), *log.pump_all()]
+
+    def _ordered(self, published: Published, sender: Sender, at: Address) -> list[Effect] | None:
+        """What its topic manager does with an event of an ordering domain; None for other types."""
+        family = self._known.families.get(published.event.type, published.event.type)
+        if self.ordering is None or family not in self.ordering.topics:
+            return None
+        return self.ordering.on_published(published, family, sender, at)
+
+    def _is_ordered(self, event_type: str) -> bool:
+        family = self._known.families.get(event_type, event_type)
+        return self.ordering is not None and family in self.ordering.topics
 
     def _rejection(self, log: EventLog, event_type: str, sender: Sender) -> Reject | None:
         """Why the log does not accept single events from this sender, or None. To the log of a replica set only its
@@ -81,6 +97,8 @@ class LogService:
     def on_published_together(self, published: EventsPublished, sender: Sender, at: Address) -> list[Effect]:
         """Each event gets its own index and record; all of them are confirmed at once."""
         log = self._known.logs_of.get(published.event_type)
+        if self._is_ordered(published.event_type):
+            return [effect for each in _one_by_one(published) for effect in self.on_published(each, sender, at)]
         if log is None:
             return [Disseminate(published)]
         if (rejection := self._rejection(log, published.event_type, sender)) is not None:
@@ -97,11 +115,7 @@ class LogService:
         events = [Event(published.event_type, body) for body in bodies]
         first = last.number - len(events) + 1
         if log.recognise(sender, first) is not Repetition.NEW:
-            single = [
-                Published(event=event, origin=msgspec.structs.replace(last, number=number))
-                for number, event in enumerate(events, start=first)
-            ]
-            return [effect for each in single for effect in self.on_published(each, sender, at)]
+            return [effect for each in _one_by_one(published) for effect in self.on_published(each, sender, at)]
         node, incarnation = sender.node, sender.incarnation
         effects: list[Effect] = [
             self._append(log, event, Publisher(node, incarnation, number))
@@ -258,6 +272,18 @@ class LogService:
         if feed == QUERY_FEED:
             return self._known.epochs[event_type].on_read(entries)
         return self._known.logs[event_type].on_read(feed, entries)
+
+
+def _one_by_one(together: EventsPublished) -> list[Published]:
+    bodies = [body for encoded in together.bodies if (body := decode_body(encoded)) is not None]
+    last, event_type = together.origin, together.event_type
+    first = last.number - len(bodies) + 1
+    if len(bodies) < len(together.bodies) or first < 1:
+        return []
+    return [
+        Published(event=Event(event_type, body), origin=msgspec.structs.replace(last, number=number))
+        for number, body in enumerate(bodies, start=first)
+    ]
 
 
 def _start(start: str, log: EventLog) -> int:

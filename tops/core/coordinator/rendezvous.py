@@ -24,6 +24,7 @@ from tops.core.coordinator.rate_limit import RateLimit
 from tops.core.coordinator.registration_handler import RegistrationHandler
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.core.log.event_log import Feed
+from tops.core.ordering.broker import OrderingBroker
 from tops.model.constraints import Predicate
 from tops.model.event_types import set_of_log
 from tops.model.filters import Filter
@@ -159,6 +160,11 @@ class Rendezvous:
             RecoverLog: recovery.on_recover,
             ConfirmRoute: self._confirm_route,
         }
+
+    def order_with(self, ordering: OrderingBroker) -> None:
+        """Events of types in ordering domains go to their topic managers."""
+        self.log_service.ordering = self.known.ordering = ordering
+        self.handlers.update(ordering.handlers)
 
     def on_message(self, message: object, sender: Sender, at: Address, now: float) -> list[Effect]:
         """A message that is addressed to this broker as a rendezvous. `sender` is the stamp of the sender's broker;

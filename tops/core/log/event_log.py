@@ -144,6 +144,7 @@ class EventLog:
         self.oldest = 1  # the first number that is retained on disk
         self.tail: OrderedDict[int, LogEntry] = OrderedDict()  # the newest decided entries
         self.undecided: set[int] = set()
+        self.numbered: set[int] = set()  # of these: events that wait for their timestamps
         self.feeds: dict[str, Feed] = {}
         self.dropped: OrderedDict[str, int] = OrderedDict()  # feeds that retained too much, and their positions
         self.published: dict[NodeId, tuple[int, int]] = {}  # publisher -> its latest incarnation, last publication
@@ -170,6 +171,7 @@ class EventLog:
             self.undecided.update(range(max(self.last_number + 1, self.oldest), entry.number))
             self.last_number = entry.number
         self.undecided.discard(entry.number)
+        self.numbered.discard(entry.number)
         self.tail[entry.number] = entry
         self.chain.fill(entry, publisher)
         if publisher is not None:
@@ -235,7 +237,14 @@ class EventLog:
 
     def missing_numbers(self) -> list[int]:
         """After recovery: numbers that an earlier incarnation assigned and never decided."""
-        return sorted(self.undecided)
+        return sorted(self.undecided - self.numbered)
+
+    def number(self, index: int, publisher: Publisher) -> None:
+        """An event of an ordering domain has this index, and is decided once its timestamp is complete."""
+        self.undecided.update(range(max(self.last_number + 1, self.oldest), index + 1))
+        self.last_number = max(self.last_number, index)
+        self.numbered.add(index)
+        self.published_by(publisher)
 
     # ----------------------------------------------------------------------------------------------------- feeds
 

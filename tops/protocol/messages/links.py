@@ -24,6 +24,16 @@ from tops.protocol.messages.logs import (
     RouteConfirmed,
     TypeAdvertised,
 )
+from tops.protocol.messages.ordering import (
+    AskCompleted,
+    ChainPassed,
+    ChainTaken,
+    ChangeSubscription,
+    CutMade,
+    PartialCut,
+    StageStarted,
+    SubscriptionsAnnounced,
+)
 from tops.protocol.messages.participants import (
     CensusReplied,
     DecisionRelayed,
@@ -113,6 +123,14 @@ AddressedMessage = (
     | HistoryRejected
     | RecoverLog
     | LogRecovered
+    | ChainPassed
+    | ChainTaken
+    | StageStarted
+    | SubscriptionsAnnounced
+    | ChangeSubscription
+    | CutMade
+    | PartialCut
+    | AskCompleted
 )
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from tops.model.ids import NodeId, TxId
 from tops.model.rejections import Rejection
+from tops.protocol.messages.ordering import IndexesSkipped, OrderedPublished
 from tops.protocol.messages.values import Address, Event, Message, Origin, TxSpec
 
 
@@ -91,7 +92,7 @@ class TxAbandoned(Message, frozen=True):
 
 
 TxPublication = CensusOpened | TxBegan | TxPublished | LocalCommitOrdered | TxAbandoned  # of one transaction
-Publication = Published | EventsPublished | TxPublication
+Publication = Published | EventsPublished | OrderedPublished | IndexesSkipped | TxPublication
 
 
 _bodies: msgspec.msgpack.Decoder[dict[str, Any]] = msgspec.msgpack.Decoder(dict[str, Any])

@@ -177,6 +177,7 @@ class LogEntry(Wire, frozen=True):
     event: Event | None = None
     epoch: EpochId | None = None
     committing: frozenset[str] = frozenset()  # hashed names of the voters, as `EpochDecided` shows them
+    timestamp: dict[int, int] = {}  # of an event of an ordering domain
 
 
 class LoggedTx(Wire, frozen=True):

@@ -27,9 +27,11 @@ from tops.protocol.messages import (
     EventsPublished,
     FollowLog,
     GetOutcome,
+    IndexesSkipped,
     LinkMessage,
     LogDelivered,
     LogStateReported,
+    OrderedPublished,
     Published,
     PublisherDone,
     PublishInTx,
@@ -238,6 +240,8 @@ class Guard:
                 return message if self.may_read(publication.event.type) else None
             if type(publication) is EventsPublished:
                 return message if self.may_read(publication.event_type) else None
+            if type(publication) is OrderedPublished and not self.may_read(publication.event.type):
+                return _without_event(message, publication)
             if type(publication) is CensusOpened:
                 return message if self.may_read(publication.spec.event_type) else None
         elif type(message) is Envelope and type(message.body) is LogDelivered:
@@ -310,3 +314,15 @@ def _subject(message: LinkMessage) -> str:
         case Envelope(body=body):
             return f"tx {getattr(body, 'tx', '')}"
     return ""
+
+
+def _without_event(message: Dissemination, published: OrderedPublished) -> Dissemination:
+    """The site may not read the event: it learns only that the index is not for it, and does not wait."""
+    skipped = IndexesSkipped(
+        domain=published.domain,
+        topic=published.topic,
+        event_type=message.lineage[-1],
+        after=published.index - 1,
+        upto=published.index,
+    )
+    return msgspec.structs.replace(message, publication=skipped, lineage=message.lineage[-1:], sender=None)

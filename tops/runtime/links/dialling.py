@@ -11,6 +11,10 @@ from tops.model.sizes import FRAME_BYTES_MAX
 from tops.runtime.links.identity import Self
 from tops.runtime.links.sockets import DialledSocket
 
+Session = aiohttp.ClientSession
+# What a connection may end with that does not stand, or breaks.
+DIAL_ERRORS = (aiohttp.ClientError, OSError, RuntimeError, TimeoutError)
+
 log = logging.getLogger("tops.site")
 
 
@@ -19,8 +23,10 @@ def client_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(ws_response_class=DialledSocket)
 
 
-async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float) -> DialledSocket:
-    """A connection to a broker's link path, by its `ws://` or `wss://` address."""
+async def open_socket(
+    session: aiohttp.ClientSession, url: str, own: Self, heartbeat_s: float, path: str = "/link"
+) -> DialledSocket:
+    """A connection to a path of a broker, or of another node that listens, by its `ws://` or `wss://` address."""
     tls = None
     if url.startswith("wss:"):
         try:
@@ -30,7 +36,7 @@ async def open_socket(session: aiohttp.ClientSession, url: str, own: Self, heart
         tls = own.client_tls()
     try:
         socket = await session.ws_connect(
-            f"{url.rstrip('/')}/link",
+            f"{url.rstrip('/')}{path}",
             heartbeat=heartbeat_s,
             max_msg_size=FRAME_BYTES_MAX,
             compress=0,

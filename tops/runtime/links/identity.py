@@ -5,7 +5,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -86,6 +86,13 @@ class Self:
         """The name of this session in the overlay."""
         return node_id(self.party.identity.name, self.party.instance)
 
+    def accepting(self, site_role: str, secret_of: str) -> "Self":
+        """This node as one that accepts connections. Without keys every site has this role there, and proves that it
+        knows the secret of the broker at `secret_of`."""
+        if self.trust is not None:
+            return self
+        return Self(replace(self.party, site_role=site_role, secret=find_secret(secret_of)))
+
     def reload(self) -> None:
         """Use renewed keys and new revocations from here on; if that fails, ConfigError, and the old ones stay in
         use."""
@@ -150,14 +157,23 @@ class Self:
         await socket.send_bytes(acceptor.on_hello(await receive_bytes(socket, HANDSHAKE_TIMEOUT_S), utc_now()))
         return acceptor.on_proof(await receive_bytes(socket, HANDSHAKE_TIMEOUT_S))
 
-    async def introduce(self, socket: Socket, peer_host: str, expected: str | None = None) -> Peer:
-        """The connecting side of the handshake; the other must be a broker."""
+    async def introduce(
+        self,
+        socket: Socket,
+        peer_host: str,
+        expected: str | None = None,
+        *,
+        kind: Kind = Kind.BROKER,
+        secret_of: str = "",
+    ) -> Peer:
+        """The connecting side of the handshake; the other must be of this `kind`. Without keys, both know the secret
+        of the broker that was dialled, or of the one at `secret_of`."""
         party = self.party
         if self.trust is None:
             # Read each time: a broker that was set up again has another secret. The secret exists before the broker
             # listens.
-            party = party.knowing(find_secret(socket.address))
-        initiator = Initiator(party, _channel(socket, peer_host), fresh_nonce(), expected)
+            party = party.knowing(find_secret(secret_of or socket.address))
+        initiator = Initiator(party, _channel(socket, peer_host), fresh_nonce(), expected, kind)
         await socket.send_bytes(initiator.hello())
         proof, peer = initiator.on_welcome(await receive_bytes(socket, HANDSHAKE_TIMEOUT_S), utc_now())
         await socket.send_bytes(proof)

@@ -7,9 +7,9 @@ that have them.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import aiohttp
 from aiohttp import web
@@ -112,3 +112,44 @@ async def drained(socket: Socket) -> None:
     writer: WebSocketWriter | None = socket._writer
     if writer is not None:
         await writer.protocol._drain_helper()
+
+
+async def take_messages(
+    socket: Socket, take: Callable[[bytes], None], busy: Callable[[], Awaitable[object] | None]
+) -> None:
+    """Hand every binary message to `take` until the connection ends; raises what `take` raises. While `busy` gives
+    something to wait for, nothing more is taken from the other end."""
+    failure: Exception | None = None
+
+    def arrived(data: bytes) -> bool:
+        nonlocal failure
+        if failure is not None or busy() is not None:
+            return False
+        try:
+            take(data)
+        except Exception as error:
+            failure = error
+            return False
+        return True
+
+    hand_over(socket, arrived)
+    try:
+        while True:
+            message = await socket.receive()
+            if failure is not None:
+                raise failure
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                return
+            while (waiting := busy()) is not None:
+                await waiting
+            take(cast(bytes, message.data))
+    finally:
+        hand_over(socket, None)
+
+
+def abort(socket: Socket) -> None:
+    """End the connection at once: the other end takes nothing any more, so it would take no farewell either."""
+    writer = socket._writer
+    transport = writer.transport if writer is not None else None
+    if transport is not None:
+        transport.abort()

@@ -12,6 +12,7 @@ import msgspec
 from tops.core.link.session import Frame
 from tops.model.errors import ProtocolError, TopsError, Undecodable
 from tops.model.map_keys import check_map_keys
+from tops.model.ordering import OrderingDomain
 from tops.model.sizes import MESSAGE_BYTES_MAX
 from tops.protocol.messages import PROTOCOL, LinkMessage
 
@@ -27,7 +28,8 @@ class LinkHello(LinkControl, frozen=True):
     """The first control frame on a connection, from both ends. If both name the same session, it continues; otherwise a
     new one begins under the name that the accepting end proposes.
 
-    A broker also names the brokers of the cluster, among which rendezvous are chosen, and their addresses."""
+    A broker also names the brokers of the cluster, among which rendezvous are chosen, their addresses, and the ordering
+    domains."""
 
     protocol: int
     session: str
@@ -35,6 +37,7 @@ class LinkHello(LinkControl, frozen=True):
     proposal: str
     brokers: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
+    domains: tuple[OrderingDomain, ...] = ()
 
 
 class MessageRejected(LinkControl, frozen=True):
@@ -117,6 +120,11 @@ def _undecodable(what: str, error: Exception | None) -> Undecodable:
 
 
 def make_link_hello(
-    session: str, received: int, proposal: str, brokers: tuple[str, ...], urls: tuple[str, ...]
+    session: str,
+    received: int,
+    proposal: str,
+    brokers: tuple[str, ...],
+    urls: tuple[str, ...],
+    domains: tuple[OrderingDomain, ...] = (),
 ) -> LinkHello:
-    return LinkHello(PROTOCOL, session, received, proposal, brokers, urls)
+    return LinkHello(PROTOCOL, session, received, proposal, brokers, urls, domains)
