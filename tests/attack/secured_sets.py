@@ -125,7 +125,7 @@ async def _file(folder: Path, authority: Authority, keys: dict[str, Path], serve
         # Certified, and not in the file: what a key that was not withdrawn can still do.
         keys[f"{replica_set}/r9"] = issue(authority, f"{replica_set}/r9", "replica", kind=Kind.REPLICA)
     lines.append(INSERTER)
-    for name in ("alpha/r9", "beta/r9", "gamma/r9"):  # of sets that nobody serves
+    for name in ("delta/r9", "beta/r9", "gamma/r9"):  # of sets that nobody serves
         keys[name] = issue(authority, name)
     path = folder / "tops.toml"
     path.write_text("\n".join(lines))

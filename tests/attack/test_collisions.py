@@ -91,8 +91,8 @@ async def test_an_event_with_numbers_as_keys_is_not_decoded_whoever_sends_it(sec
         verdict = await eve.send(event)
 
         assert verdict is Verdict.CLOSED
-        assert "keys that are no texts" in eve.closed_because
-    assert any("keys that are no texts" in record["detail"] for record in denied(secured.broker))
+        assert "keys that are not texts" in eve.closed_because
+    assert any("keys that are not texts" in record["detail"] for record in denied(secured.broker))
 
 
 @pytest.mark.parametrize("decode", [decode_member, unpack_values])
@@ -101,7 +101,7 @@ def test_agents_do_not_decode_them_either(decode: Callable[[bytes], object]) -> 
     member = Member(TxId("t"), (Insert("acc", {"note": numbers}),))
     encoded = msgspec.msgpack.encode(member if decode is decode_member else [numbers])
 
-    with pytest.raises(ValueError, match="keys that are no texts"):
+    with pytest.raises(ValueError, match="keys that are not texts"):
         decode(encoded)
 
 
@@ -113,7 +113,7 @@ def test_a_large_map_needs_texts_as_keys_wherever_it_is(text_first: bool, depth:
     for _ in range(depth):
         large = {"inner": [b"\xde\xdf" * 100, large, 1.5], 7: "x" * 300}
 
-    with pytest.raises(ValueError, match="keys that are no texts"):
+    with pytest.raises(ValueError, match="keys that are not texts"):
         check_map_keys(msgspec.msgpack.encode([large, None]))
 
 

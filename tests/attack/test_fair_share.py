@@ -115,7 +115,7 @@ async def test_requests_over_the_quota_are_rejected_and_may_be_sent_again(sets: 
         for _ in range(5):
             await flood(attacker, "shop/r1", requests)
 
-        with pytest.raises(ReplicaFailed, match="which is the quota") as rejected:
+        with pytest.raises(ReplicaFailed, match="the quota is") as rejected:
             await caller.request("shop/r1", calls.Status(), 6.0)
         await within(4.0, (await caller_of(victim)).request("shop/r1", ONE, 4.0))
 

@@ -22,7 +22,7 @@ from tops.core.broker.broker import BrokerCore
 from tops.core.broker.routing import Topology
 from tops.core.commit.outcomes import Outcomes
 from tops.core.coordinator.open_transactions import Quotas
-from tops.core.coordinator.rendezvous import QUESTIONS_AT_ONCE, RendezvousOptions
+from tops.core.coordinator.rendezvous import UNKNOWN_TX_REQUESTS_AT_ONCE, RendezvousOptions
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, tx_id
 from tops.model.sizes import TEXT_MAX
@@ -142,7 +142,7 @@ def request(origin: str, number: int) -> Envelope:
 
 def test_made_up_sessions_of_an_identity_are_asked_about_a_bounded_number_of_times() -> None:
     broker = core()
-    for number in range(QUESTIONS_AT_ONCE):
+    for number in range(UNKNOWN_TX_REQUESTS_AT_ONCE):
         assert not rejections(broker.receive(EVE, request(f"eve:{number}", 1), 0.0))
 
     (rejected,) = rejections(broker.receive(EVE, request("eve:more", 1), 0.0))

@@ -184,6 +184,6 @@ async def test_a_sites_journal_and_a_key_folder_are_checked_too(secured: Secured
         async with Site.connect(secured.broker.url, keys=keys, data=tmp_path / "promises"):
             pytest.fail("it must not start")
     keys.chmod(0o770)
-    with pytest.raises(ConfigError, match="replace what is in it"):
+    with pytest.raises(ConfigError, match="lets other users replace its files"):
         async with Site.connect(secured.broker.url, keys=keys):
             pytest.fail("it must not start")

@@ -1,7 +1,8 @@
 """Every link message and every request, by every role, under one's own name, under another's, and on another set: the
 verdict of a running cluster is what the tables of rights say.
 
-The names `alpha` and `beta` are of sets that nobody serves: what a role is allowed to send there disturbs nobody.
+The sets `delta` and `beta` have no replicas, and their rendezvous is `b1`, where the messages go: what a role is
+allowed to send there disturbs nobody.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ from tops.security.identity import role_of_kind
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ROLES = ("reader", "writer", "alpha/r9", "beta/r9", "operator", "guest")
+ROLES = ("reader", "writer", "delta/r9", "beta/r9", "operator", "guest")
 OWN, OTHERS, OTHER_SET = "own name", "another's name", "another set"
 TARGETS = (OWN, OTHERS, OTHER_SET)
 PERMISSIONS = Permissions()
@@ -98,7 +99,7 @@ def expected(cell: Cell, body: Any) -> Verdict:
         return Verdict.REJECTED
     if cell.target == OTHERS and cell.kind in OF_ITS_INITIATOR:
         return Verdict.REJECTED
-    if cell.kind in OF_REPLICAS and identity.replica_set != ("beta" if cell.target == OTHER_SET else "alpha"):
+    if cell.kind in OF_REPLICAS and identity.replica_set != ("beta" if cell.target == OTHER_SET else "delta"):
         return Verdict.REJECTED
     return Verdict.TAKEN
 
@@ -107,7 +108,7 @@ def message_of(cell: Cell, link: RawLink) -> tuple[LinkMessage, Any]:
     node = f"{cell.role}:{link.instance}" if link.instance else cell.role
     node = node if cell.target != OTHERS else "victim:else"
     incarnation = link.incarnation if cell.target != OTHERS else 1
-    named = Named("rs.beta" if cell.target == OTHER_SET else "rs.alpha", node, incarnation, "b1")
+    named = Named("rs.beta" if cell.target == OTHER_SET else "rs.delta", node, incarnation, "b1")
     body = sample(cell.kind, named)
     if cell.kind in PUBLICATIONS:
         return Dissemination(rendezvous=NodeId("b1"), upward=True, early=False, publication=body), body
@@ -141,7 +142,7 @@ async def test_every_link_message_by_every_role(sets: SecuredSets) -> None:
                 if verdict is not (wanted := expected(cell, body)):
                     wrong.append(f"{cell.kind.__name__} by {role}, {cell.target}: {verdict.value}, not {wanted.value}")
 
-    for name in ("alpha", "beta"):
+    for name in ("delta", "beta"):
         await advertise(sets, name)
     await asyncio.gather(*map(judge, ROLES))
 
@@ -203,8 +204,8 @@ async def test_every_request_by_every_role(sets: SecuredSets) -> None:
 
 
 async def test_the_oracle_notices_a_right_that_is_missing_or_too_much() -> None:
-    named = Named("rs.alpha", "writer:matrix", 1, "b1")
+    named = Named("rs.delta", "writer:matrix", 1, "b1")
 
     assert expected(Cell(Published, "writer", OWN), sample(Published, named)) is Verdict.REJECTED
-    assert expected(Cell(Published, "alpha/r9", OWN), sample(Published, named)) is Verdict.TAKEN
+    assert expected(Cell(Published, "delta/r9", OWN), sample(Published, named)) is Verdict.TAKEN
     assert expected(Cell(CensusOpened, "writer", OWN), sample(CensusOpened, named)) is Verdict.REJECTED

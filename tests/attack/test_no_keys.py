@@ -214,7 +214,7 @@ async def test_brokers_of_different_users_meet_by_one_token_file(tmp_path: Path)
 
 
 async def test_a_broker_that_can_t_keep_its_secret_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder, expected in ((Path("/dev/null"), "can't be kept there"), (tmp_path / "open", "chmod 700")):
+    for folder, expected in ((Path("/dev/null"), "can't be stored there"), (tmp_path / "open", "chmod 700")):
         if folder == tmp_path / "open":
             (folder / "tops").mkdir(parents=True, mode=0o755)
         monkeypatch.setenv("XDG_STATE_HOME", str(folder))

@@ -32,7 +32,7 @@ def load(tmp_path: Path, keys: str, replicas: int = 3) -> Cluster:
         ('policy = "quorom"', "policy"),
         ('policy = "quorum"\nwrite_quorum = 4', "4, but there are 3"),
         ('policy = "quorum"\nwrite_quorum = 2\nread_quorum = 1', "need not meet"),
-        ('policy = "quorum"\nwrite_qorum = 2', "write_qorum: is not a key"),
+        ('policy = "quorum"\nwrite_qorum = 2', "write_qorum: is not a known key"),
         ('policy = "write-all"\nwrite_quorum = 2', "belongs to the policy quorum"),
         ('policy = "write-all"\non_failure = "degrade"\nread_quorum = 1', "need not meet"),
         ('policy = "combined"\nsync = ["r1", "r2"]\nread_quorum = 3', "3, but 2 replicas vote"),

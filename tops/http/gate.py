@@ -2,8 +2,9 @@
 
 The checks, in this order: is the request for this listener (`Host`, `Origin`), which identity makes it, has that
 identity the right of the route's row. Rejections are reported, for the audit log, with status 421 (`Host`) or 403. An
-address may send one wrong token per second; its further requests with a token get status 429, unless the token proves
-that its maker knows the secret: other programs of the same machine have the same address.
+address may send one wrong token per second; its further requests with a token get status 429. A token that is made
+from the secret is still accepted then: other programs of the same machine have the same address, and such a token
+can't be guessed.
 """
 
 import hmac
@@ -37,7 +38,7 @@ class Gate:
     ) -> None:
         self._names, self._permissions, self._report = names, permissions, report
         self._authenticate = list(authenticate)
-        self._by_shown_secret: list[Authenticate] = []  # where guessing helps
+        self._by_shown_secret: list[Authenticate] = []  # tried only within the rate limit: these can be guessed
         self._wrong_tokens = KeyedBuckets(_WRONG_TOKENS_PER_S, _WRONG_TOKENS_AT_ONCE)
 
     def authenticate_by_shown_secret(self, another: Authenticate) -> None:

@@ -1,19 +1,19 @@
-"""Whether encoded values hold a map that takes long to decode.
+"""Rejects encoded maps that take long to decode.
 
-Equal hashes of numbers are easy to find, and a dict with chosen numbers as keys takes quadratic time to build: half a
-mebibyte of them keeps a decoder busy for seconds. Hashes of texts can't be foreseen. So a map of many entries must have
-texts as keys; this is checked before a decoder sees it, in one pass over the encoded values.
+Numbers with equal hashes are easy to find, and a dict with such keys takes quadratic time to build: half a mebibyte
+keeps a decoder busy for seconds. Hashes of texts can't be predicted. So a map with many entries must have texts as
+keys. This is checked before the data reaches a decoder, in one pass over the encoded values.
 """
 
 import re
 from typing import Final
 
-HARMLESS_BYTES: Final = 16 * 2**10  # in shorter data no map takes long, whatever its keys are
+HARMLESS_BYTES: Final = 16 * 2**10  # no map in shorter data takes long, whatever its keys are
 HARMLESS_ENTRIES: Final = 512
 
 _MAP_16, _MAP_32 = 0xDE, 0xDF
 _LENGTH_BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-_EXTENSIONS: Final = frozenset([0xC7, 0xC8, 0xC9])  # one more byte tells their kind
+_EXTENSIONS: Final = frozenset([0xC7, 0xC8, 0xC9])  # followed by one more byte: their kind
 _COUNT_BYTES: Final = {0xDC: 2, 0xDD: 4, _MAP_16: 2, _MAP_32: 4}
 _FIXED: Final = {
     **dict.fromkeys((0xCC, 0xD0), 2),
@@ -28,7 +28,7 @@ _FIXED: Final = {
 
 
 def _size(head: int) -> int:
-    """Bytes of what begins with this byte, members of a container apart; 0 if further bytes tell."""
+    """Bytes of the value that begins with this byte, without members of a container; 0 if later bytes state it."""
     if 0xA0 <= head <= 0xBF:
         return 1 + head - 0xA0
     return 0 if head in _LENGTH_BYTES or head in _COUNT_BYTES else _FIXED.get(head, 1)
@@ -38,7 +38,7 @@ _SIZES: Final = [_size(head) for head in range(256)]
 _MEMBERS: Final = [2 * (h - 0x80) if 0x80 <= h <= 0x8F else h - 0x90 if 0x90 <= h <= 0x9F else 0 for h in range(256)]
 _IS_TEXT: Final = [0xA0 <= head <= 0xBF or 0xD9 <= head <= 0xDB for head in range(256)]
 
-# As many as there are of what needs no look: numbers, short texts, and the beginnings of small containers.
+# A run of values that need no check: numbers, short texts, and the first bytes of small containers.
 _PLAIN: Final = re.compile(
     b"(?s:[\x00-\x9f\xc0\xc2\xc3\xe0-\xff]++|"
     + b"|".join(
@@ -50,8 +50,8 @@ _PLAIN: Final = re.compile(
 
 
 def check_map_keys(encoded: bytes | memoryview) -> None:
-    """ValueError if a map of many entries has a key that is no text. What is no MessagePack is for its decoder to
-    reject."""
+    """Raise ValueError if a map with many entries has a key that is not a text. The decoder rejects data that is not
+    MessagePack."""
     if len(encoded) <= HARMLESS_BYTES:
         return
     data = bytes(encoded)
@@ -60,12 +60,12 @@ def check_map_keys(encoded: bytes | memoryview) -> None:
     try:
         _walk(data)
     except IndexError:
-        return  # it ends too early
+        return  # the data ends too early: the decoder rejects it
 
 
 def _walk(data: bytes) -> None:
     position, end = 0, len(data)
-    left: list[int] = []  # of the outermost large map and all containers in it: how many members are still to come
+    left: list[int] = []  # members still to come, of the outermost large map and of each container within it
     large: list[bool] = []
     while position < end:
         if not left:
@@ -75,7 +75,7 @@ def _walk(data: bytes) -> None:
         head = data[position]
         if left:
             if large[-1] and not left[-1] % 2 and not _IS_TEXT[head]:
-                raise ValueError(f"a map of more than {HARMLESS_ENTRIES} entries has keys that are no texts")
+                raise ValueError(f"a map of more than {HARMLESS_ENTRIES} entries has keys that are not texts")
             left[-1] -= 1
         members, is_large = _MEMBERS[head], False
         if size := _SIZES[head]:

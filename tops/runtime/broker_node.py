@@ -202,7 +202,7 @@ class BrokerNode:
         link.send_control(MessageRejected(subject, verb, event_type, text, code))
         guard = self.guards.get(link.name)
         principal = guard.principal if guard is not None else None
-        # By identity: records are limited for each party, and an identity opens as many sessions as it likes.
+        # By identity: records are limited per party, and an identity can open any number of sessions.
         who = link.name if guard is None else guard.accountable
         how = "" if who == link.name else f" by {link.name}" if principal is None else f" through {link.name}"
         self._audit_denied(who, f"{verb} {event_type}", f"{code}: {subject}{how}")

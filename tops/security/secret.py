@@ -114,7 +114,7 @@ def _read(path: Path) -> Secret:
     with open(path, "rb", opener=_without_waiting) as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
-            raise ConfigError(f"{path}: a secret is kept in a regular file, and this is none: name another path")
+            raise ConfigError(f"{path}: a secret must be in a regular file, and this is not one: name another path")
         key = file.read(4096).strip()
     if mode & forbidden:
         raise ConfigError(

@@ -26,7 +26,7 @@ class Views:
         return lacking
 
     def topology(self, *, whole: bool) -> dict[str, Any]:
-        """With `whole` also the sites that are connected, and the alarms: only administrators learn who is there."""
+        """The topology; with `whole` also the connected sites and the alarms, which only administrators may see."""
         core = self.node.core
         return {
             "broker": core.name,

@@ -206,7 +206,8 @@ class BrokerCore:
         return released + carried if released else carried
 
     def _note_contact(self, site: SiteLink, broker: NodeId) -> None:
-        if broker in self.topology.neighbours:  # nobody is to be told elsewhere, and a site makes up any name
+        # Only neighbours receive notices about contacts, and a site can make up any name: others are not stored.
+        if broker in self.topology.neighbours:
             site.contacts.add(broker)
 
     def _release(self, site: NodeId, held: list[Publication]) -> list[Effect]:
@@ -328,17 +329,19 @@ class BrokerCore:
         return down if hop is None else [*down, SendOnLink(hop, dissemination)]
 
     def _misplaced(self, event_type: str, sender: Sender) -> Reject | None:
-        """The rejection of a publication whose type meets at another broker: only that one knows its definition, and
-        keeps its log. A type with ancestors that is not known here meets wherever they do, and not here."""
+        """The rejection of a publication whose type has its rendezvous at another broker.
+
+        Only the rendezvous knows the definition and owns the log. An unknown type with ancestors belongs to the
+        rendezvous of its family, which is not this broker."""
         family = self.rendezvous.families.get(event_type, event_type)
         home = self.topology.rendezvous(family)
         if home == self.name:
             return None
-        reason = f"events of {event_type!r} go to {home}, where the type meets, and not to {self.name}"
+        reason = f"events of {event_type!r} go to {home}, the rendezvous of the type, and not to {self.name}"
         return Reject(sender, "publish", event_type, reason, f"events {event_type}", code="invalid")
 
     def _misplaced_definition(self, body: AddressedMessage, sender: Sender) -> Reject | None:
-        """The same for a letter that may define a type."""
+        """The same rejection for a message that may define a type."""
         if type(body) is TypeAdvertised or type(body) is FollowLog:
             return self._misplaced(body.definitions[0].name, sender)
         return None
@@ -354,8 +357,9 @@ class BrokerCore:
         return self.table.types.may_pass_early(event_type) and not set_of_log(event_type)
 
     def _discloses_sender(self, lineage: tuple[str, ...]) -> bool:
-        """Whether subscribers of a type that meets here, or of one of its ancestors, learn who published an event: by
-        its publishers' definition. A subscriber's own definition does not count."""
+        """Whether subscribers receive the sender of an event, by the definition of its publishers.
+
+        The type has its rendezvous here. A subscriber's own definition does not count."""
         for name in lineage:
             whole = self.rendezvous.types.whole_if_known(name)
             if whole is not None and whole.discloses_sender:

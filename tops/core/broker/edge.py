@@ -264,6 +264,6 @@ class Edge:
 
 
 def _named(changed: SubscriptionChanged) -> SubscriptionChanged:
-    """The subscription with no more of its type's definitions than is looked at here: the family's name and its own."""
+    """The subscription with only those parts of its definitions that are read here: the names of family and type."""
     family, own = changed.definitions[0].name, changed.definitions[-1].name
     return msgspec.structs.replace(changed, definitions=(EventType(family), EventType(own)))

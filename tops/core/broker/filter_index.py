@@ -21,8 +21,8 @@ _SHARE_TWO_ENDS: Final = 1 / 16
 _SHARE_ONE_END: Final = 1 / 2
 _SHARE_SEVERAL: Final = 3 / 4
 _SHARE_EXISTS: Final = 1.0
-# Beside each value in the table: a subscriber chooses the values, and hashes of numbers can be foreseen. Hashes of
-# texts differ from process to process.
+# Part of each key of the table: a subscriber chooses the values and can predict the hashes of numbers, so it could
+# make them collide. Hashes of texts differ from process to process.
 _SALT: Final = hash("values of filters")
 _POINTS_PRIOR: Final = 64  # a table of few values is treated as if it had this many more
 

@@ -75,9 +75,10 @@ class Topology:
 
 
 class Ancestries:
-    """Which types stem from which, as subscribers say, for as long as somebody asks for one of them.
+    """The parents of event types, as subscribers define them, for as long as a subscription needs them.
 
-    What else a subscriber says of a type counts for nothing: it may be the first to name a type that is another's."""
+    Nothing else in a subscriber's definition is used: it may be the first to name a type that belongs to another
+    publisher."""
 
     def __init__(self) -> None:
         self._parents: dict[str, str | None] = {}
@@ -91,7 +92,7 @@ class Ancestries:
         return len(self._parents)
 
     def note(self, definitions: Definitions) -> None:
-        """Take the ancestry of a type; InvalidEventType, with nothing noted, if it contradicts what is known."""
+        """Store the ancestry of a type. Raises InvalidEventType, and stores nothing, if it contradicts a known one."""
         above: set[str] = set()
         for definition in definitions:
             name, parent = definition.name, definition.parent
@@ -110,7 +111,7 @@ class Ancestries:
             self._not_early.add(last.name)
 
     def may_pass_early(self, name: str) -> bool:
-        """Whether no subscriber has said of the type what rules that out."""
+        """Whether no subscriber's definition of the type rules out that its events pass before the rendezvous."""
         return name not in self._not_early
 
     def lineage(self, name: str) -> list[str]:
@@ -121,14 +122,14 @@ class Ancestries:
         return lineage
 
     def definitions(self, name: str) -> Definitions:
-        """What another broker needs to know of the type."""
+        """The definitions that another broker needs for routing the type."""
         return tuple(
             EventType(each, parent=self._parents[each], durable=each in self._not_early)
             for each in reversed(self.lineage(name))
         )
 
     def drop(self, name: str, is_wanted: Callable[[str], bool]) -> None:
-        """Forget a type that nobody asks for, and the ancestors that were known because of it."""
+        """Remove a type without subscriptions, and the ancestors that were stored because of it."""
         current: str | None = name
         while current is not None and current in self._parents and not self._children[current]:
             if is_wanted(current):
@@ -187,7 +188,8 @@ class RoutingTable:
         return touched
 
     def drop_idle(self, event_type: str) -> None:
-        """Nothing is kept of a type that nobody asks for; to be called when the next hop has been told."""
+        """Remove all state of a type without subscriptions. Call it after the next hop has received the changes:
+        these are computed from the state."""
         if self._interest.get(event_type):
             return
         for kept in (self._interest, self._index, self._changed, self._narrow):
@@ -246,8 +248,8 @@ class RoutingTable:
         if parent is None:
             return [], []
         if not self._interest.get(event_type):
-            told = self._announced.pop((event_type, parent), None)
-            return [], [] if told is None else told.passed_on
+            announced = self._announced.pop((event_type, parent), None)
+            return [], [] if announced is None else announced.passed_on
         cover = self._announced.setdefault((event_type, parent), Cover())
         index = self._index.get(event_type)
         for interest in changed:

@@ -20,7 +20,7 @@ from tops.core.commit.decision_sender import DecisionSender, Sign
 from tops.core.commit.epoch import Epoch, EpochOptions, Stage, fits, hashed_all, is_enough, member_digest, outcomes_of
 from tops.core.commit.epoch_memory import QUERY_FEED, Decided, EpochMemory
 from tops.core.commit.epoch_queue import EpochQueue
-from tops.core.commit.held import Held
+from tops.core.commit.held_transactions import HeldTransactions
 from tops.core.commit.late_voters import LateVoters
 from tops.core.commit.outcomes import Outcomes
 from tops.core.commit.standing_registrations import StandingRegistrations
@@ -76,7 +76,7 @@ class EpochCoordinator:
         self.late = LateVoters(log, standing, self.decision_sender)
         self.memory = EpochMemory(event_type, incarnation, log, options.note_after_s, self.decision_sender)
         self.waiting = EpochQueue(standing, predicates, options.members_max)
-        self.held = Held()  # waiting here or in flight
+        self.held = HeldTransactions()  # waiting here or in flight
         self.in_flight: dict[int, Epoch] = {}
         self.volatile_number = 0
         self._newest_number = 0  # the highest number that this incarnation has assigned

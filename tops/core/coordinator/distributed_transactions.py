@@ -130,11 +130,13 @@ class DistributedTransactions:
         return effects + epochs.submit(*ready.values())
 
     def _beyond_quota(self, one: OneShot, spec: TxSpec, sender: Sender, waiting: int) -> Reject | None:
-        """The rejection of one more where those of its identity hold too much: they wait in one row with all others."""
+        """The rejection of a transaction if the waiting ones of its identity reach the quota of bytes.
+
+        All identities share one queue, so one of them must not fill it."""
         quota = self._node.options.quotas.waiting_bytes
         if waiting < quota:
             return None
-        reason = f"transactions of {sender.accountable} that wait hold over {quota} bytes, which is the quota: wait"
+        reason = f"the waiting transactions of {sender.accountable} exceed the quota of {quota} bytes: wait"
         return Reject(sender, "begin", spec.event_type, reason, f"tx {one.tx}", code="quota")
 
     def _announce_one_shot(self, one: OneShot, spec: TxSpec, at: Address) -> list[Effect]:
@@ -170,7 +172,7 @@ class DistributedTransactions:
 
     def on_event(self, coordinator: TxCoordinator, published: TxPublished) -> list[Effect]:
         effects = coordinator.on_event(published)
-        if coordinator.failed is None and (rejection := self._open.grown(coordinator)) is not None:
+        if coordinator.failed is None and (rejection := self._open.record_growth(coordinator)) is not None:
             effects += coordinator.abort(rejection)
         if coordinator.failed is not None and not coordinator.detached:
             return effects + self._end_failed(coordinator)

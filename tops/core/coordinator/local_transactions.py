@@ -94,7 +94,7 @@ class LocalTransactions:
 
     def on_event(self, relay: LocalRelay, published: TxPublished) -> list[Effect]:
         relay.on_event(published)
-        if (rejection := relay.broken or over_limit(relay.size) or self._open.grown(relay)) is not None:
+        if (rejection := relay.broken or over_limit(relay.size) or self._open.record_growth(relay)) is not None:
             return self.end(relay, Outcome.ABORTED, rejection)
         return [Disseminate(published)]
 

@@ -69,10 +69,10 @@ class Begun(dict[TxId, Owner]):
         self._counts[owner.begun_by.accountable] += 1
 
     def note_size(self, owner: Owner) -> None:
-        """An event was kept for one of them."""
-        who, grown = owner.begun_by.accountable, owner.size - self._sizes.get(owner.tx, 0)
+        """Update the byte counts after an event was added to the transaction."""
+        added = owner.size - self._sizes.get(owner.tx, 0)
         self._sizes[owner.tx] = owner.size
-        self._bytes[who] += grown
+        self._bytes[owner.begun_by.accountable] += added
 
     def __delitem__(self, tx: TxId) -> None:
         owner = self[tx]
@@ -106,8 +106,8 @@ class OpenTransactions:
         reason = f"{sender.accountable} has {self._quota} transactions open, which is the quota: end some first"
         return Reject(sender, "begin", spec.event_type, reason, f"tx {tx}", code="quota")
 
-    def grown(self, owner: TxCoordinator | LocalRelay) -> Rejection | None:
-        """An event came to a transaction; why it can't go on, if its identity keeps too much here."""
+    def record_growth(self, owner: TxCoordinator | LocalRelay) -> Rejection | None:
+        """Count an event that was added to a transaction; the rejection if its identity exceeds the quota of bytes."""
         if not owner.keep_events:
             return None
         if isinstance(owner, LocalRelay):
@@ -117,7 +117,7 @@ class OpenTransactions:
         who = owner.begun_by.accountable
         if self._bytes[who] <= self._bytes_max:
             return None
-        text = f"the open transactions of {who} hold over {self._bytes_max} bytes, which is the quota: end some first"
+        text = f"the open transactions of {who} exceed the quota of {self._bytes_max} bytes: end some first"
         return Rejection(RejectionCode.NOT_TAKEN, text)
 
     def __contains__(self, tx: TxId) -> bool:

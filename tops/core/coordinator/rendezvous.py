@@ -11,7 +11,6 @@ from typing import Any
 from tops.core.commit.ballot import ReadyTx
 from tops.core.commit.decision_sender import Sign
 from tops.core.commit.outcomes import Outcomes
-from tops.core.coordinator.allowance import Allowance
 from tops.core.coordinator.distributed_transactions import DistributedTransactions, membership
 from tops.core.coordinator.known_types import KnownTypes, not_taken
 from tops.core.coordinator.local_relay import LocalRelay
@@ -21,6 +20,7 @@ from tops.core.coordinator.log_recovery import LogRecovery
 from tops.core.coordinator.log_service import LogService
 from tops.core.coordinator.open_transactions import OpenTransactions, RendezvousNode, RendezvousOptions
 from tops.core.coordinator.public_transactions import PublicTransactions
+from tops.core.coordinator.rate_limit import RateLimit
 from tops.core.coordinator.registration_handler import RegistrationHandler
 from tops.core.coordinator.tx_coordinator import TxCoordinator
 from tops.core.log.event_log import Feed
@@ -97,7 +97,8 @@ from tops.protocol.records import (
 __all__ = ["BROKER_ROLE", "Rendezvous", "RendezvousOptions"]
 
 BROKER_ROLE = "broker"
-QUESTIONS_AT_ONCE, QUESTIONS_PER_S = 10_000, 1.0  # of one identity, about transactions that were never heard of
+# The rate limit of one identity for requests about transactions that are not known here.
+UNKNOWN_TX_REQUESTS_AT_ONCE, UNKNOWN_TX_REQUESTS_PER_S = 10_000, 1.0
 
 COMMITTING = TxState.COMMITTING  # read with every commit
 
@@ -128,7 +129,7 @@ class Rendezvous:
         self.local = LocalTransactions(node, known, transactions, outcomes)
         self.distributed = DistributedTransactions(node, known, transactions, outcomes)
         self.public = PublicTransactions(node, known, transactions, outcomes, self.local, self.distributed)
-        self._requests = Allowance(QUESTIONS_AT_ONCE, QUESTIONS_PER_S)
+        self._requests = RateLimit(UNKNOWN_TX_REQUESTS_AT_ONCE, UNKNOWN_TX_REQUESTS_PER_S)
         self.standing = RegistrationHandler(node, known, self.openings, self._lose)
         self.handlers: dict[type, Callable[[Any, Sender, Address, float], list[Effect]]] = {
             TypeAdvertised: known.on_advertised,
@@ -307,7 +308,7 @@ class Rendezvous:
             return [membership(m.tx, m.voter, TxState.ACTIVE, at)]
         coordinator, key = self.coordinators.get(m.tx), voter_key(sender.identity, m.voter)
         if coordinator is not None and coordinator.spec.event_type != m.event_type:
-            return []  # the right to hear of it was looked up under another type
+            return []  # the right to know the members was checked for another type
         epochs = self.known.epochs_if_known(m.event_type)
         if coordinator is None and epochs is not None and epochs.holds(m.tx):
             return []  # the outcome of a one-shot is still to come
@@ -325,14 +326,16 @@ class Rendezvous:
         return [SendTo(at, response)]
 
     def _get_outcome(self, m: GetOutcome, sender: Sender, at: Address, now: float) -> list[Effect]:
-        if not self._is_heard_of(m, sender) and not self._requests.take(sender, now):
-            reason = f"{sender.accountable} has asked about too many transactions that were never heard of: wait"
+        if not self._is_known_tx(m, sender) and not self._requests.take(sender, now):
+            reason = f"{sender.accountable} has requested the outcomes of too many unknown transactions: wait"
             return [Reject(sender, "begin", m.event_type, reason, f"tx {m.tx}", code="quota")]
         return self._ended(m, at)
 
-    def _is_heard_of(self, m: GetOutcome, sender: Sender) -> bool:
-        """Whether a question leaves no trace, or one that is its session's own: an id that was never heard of is
-        refused for good, and an identity makes up as many sessions as it likes."""
+    def _is_known_tx(self, m: GetOutcome, sender: Sender) -> bool:
+        """Whether the response needs no new entry here, or the transaction is of the requesting session itself.
+
+        An unknown id is rejected for good, which takes an entry in memory, and an identity can make up any number of
+        sessions and ids."""
         if m.tx.startswith(f"{sender.node}.") or self.outcomes.remembers(m.tx):
             return True
         return self.distributed.holds(m.tx, m.event_type)

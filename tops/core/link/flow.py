@@ -24,7 +24,7 @@ class FlowLimits(msgspec.Struct, frozen=True):
 
 
 DEFAULT_LIMITS: Final = FlowLimits()
-# What may arrive while acknowledgements are held back, in windows: one, and the frame that began within it.
+# The most that may arrive while acknowledgements are held back, in windows: one, and a last frame that began within it.
 HELD_WINDOWS_MAX: Final = 4
 
 
@@ -141,7 +141,7 @@ class LinkFlow:
         """A frame of `size` bytes was unpacked from the session, and its messages were processed."""
         self._unacknowledged_bytes += size
         if self._holding and self._unacknowledged_bytes > HELD_WINDOWS_MAX * self.limits.window_bytes:
-            raise ProtocolError("the other end sends on although its window is full")
+            raise ProtocolError("the peer continues to send although its window is full")
         frames = self.session.received - self._acknowledged
         if not frames:
             return None

@@ -265,14 +265,14 @@ class Guard:
             self._readable[event_type] = known
         return known
 
-    def _followers(self, envelope: Envelope, told: LogStateReported) -> Envelope:
-        """Which sites follow a log is for them and for operators; its replicas everybody may know."""
-        if self._allowed(Verb.OPERATE, told.event_type):
+    def _followers(self, envelope: Envelope, state: LogStateReported) -> Envelope:
+        """Remove the followers that the receiver may not see: other sites. Operators see all; replicas are public."""
+        if self._allowed(Verb.OPERATE, state.event_type):
             return envelope
-        shown = tuple(f for f in told.followers if "/" in f.name or identity_of_feed(f.name) == self.identity.name)
-        if len(shown) == len(told.followers):
+        shown = tuple(f for f in state.followers if "/" in f.name or identity_of_feed(f.name) == self.identity.name)
+        if len(shown) == len(state.followers):
             return envelope
-        return msgspec.structs.replace(envelope, body=msgspec.structs.replace(told, followers=shown))
+        return msgspec.structs.replace(envelope, body=msgspec.structs.replace(state, followers=shown))
 
     def _log(self, envelope: Envelope, delivered: LogDelivered) -> Envelope:
         readable = tuple(

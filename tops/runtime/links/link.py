@@ -174,7 +174,7 @@ class Link:
 
     async def serve(self, socket: Socket, received_by_peer: int, owner: LinkOwner) -> None:
         """Carry the session over this connection until it breaks; raises ProtocolError for undecodable data."""
-        # Before this connection counts: it ends here if that many frames were never sent.
+        # Before any other state changes: this raises, and the connection ends, if so many frames were never sent.
         self.flow.connected(received_by_peer)
         self._socket, self._closing, self.parted = socket, None, None
         self._released.clear()

@@ -1,4 +1,4 @@
-"""Transactions that an epoch coordinator has at the moment, waiting or in flight, and how much each identity has."""
+"""The transactions of an epoch coordinator that wait or are in flight, and their bytes per identity, for quotas."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from tops.core.commit.ballot import ReadyTx
 from tops.model.ids import TxId
 
 
-class Held:
-    """Which they are, and their bytes by the identity that is accountable for them."""
+class HeldTransactions:
+    """The ids of the transactions, and their bytes by the identity that is accountable for them."""
 
     def __init__(self) -> None:
         self._sizes: dict[TxId, tuple[str, int]] = {}
