@@ -2,7 +2,7 @@
 
 A filter is a conjunction of predicates on attributes. It is kept as one set of allowed values per attribute, so that
 matching, overlap and covering are exact, and filters that mean the same are equal. How many filters are matched
-against one event quickly is the business of `tops.core.broker.filter_index`.
+against one event quickly is the business of `tops.core.overlay.filter_index`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -151,6 +151,20 @@ class SubscriptionKept(Record, frozen=True):
     dropped: bool = False  # it held too much of the journal: nothing is kept for it, and it hears so when it returns
 
 
+class RoutingTxCommitted(Record, frozen=True):
+    """The decision to commit a routing transaction; `number` is that of an isolated one, 0 for the other kinds."""
+
+    tx: TxId
+    number: int
+    participants: tuple[str, ...]
+
+
+class RoutingTxRefused(Record, frozen=True):
+    """A routing transaction that was asked about before it arrived: it must not begin any more."""
+
+    tx: TxId
+
+
 AnyRecord = (
     Started
     | TypeDefined
@@ -169,4 +183,6 @@ AnyRecord = (
     | LogCut
     | PublishersKept
     | SubscriptionKept
+    | RoutingTxCommitted
+    | RoutingTxRefused
 )

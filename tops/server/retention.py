@@ -27,6 +27,7 @@ from tops.protocol.records import (
     OutcomesForgotten,
     PlansDeclared,
     PublishersKept,
+    RoutingTxRefused,
     Started,
     SubscriptionKept,
     TxRefused,
@@ -195,6 +196,11 @@ class Retainer:
         yield OutcomesForgotten(lives=rendezvous.outcomes.lives(unfinished))
         for tx in rendezvous.outcomes.refused:
             yield TxRefused(tx=tx)
+        coordinator = core.tree.coordinator
+        if coordinator is not None:
+            yield from coordinator.committed.values()
+            for tx in coordinator.refused:
+                yield RoutingTxRefused(tx=tx)
 
 
 def _last_entry(log: EventLog) -> Iterator[LogAppended]:

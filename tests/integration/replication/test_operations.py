@@ -19,7 +19,7 @@ from tests.integration.replication.clusters import eventually, rows_everywhere
 from tests.integration.replication.inprocess import small_cluster
 from tests.integration.replication.test_command_line import tops
 from tests.integration.replication.workloads import fill, transfer
-from tops.core.broker.routing import rendezvous_of
+from tops.core.overlay.topology import rendezvous_of
 from tops.model.errors import OutcomeUnknown
 from tops.model.ids import NodeId
 

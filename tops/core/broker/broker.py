@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from tops.core.broker.edge import Edge, SiteLink
-from tops.core.broker.routing import RoutingTable, Topology
+from tops.core.broker.routing import RoutingTable
 from tops.core.commit.decision_teller import CheckProof, Sign
 from tops.core.coordinator.rendezvous import BROKER_ROLE, Rendezvous, RendezvousOptions
 from tops.core.log.event_log import Feed
+from tops.core.overlay.topology import Topology
+from tops.core.routing_tx.broker import TreeBroker
+from tops.core.routing_tx.coordinator import TIMER as ROUTING_TIMER
 from tops.model.constraints import Predicate
 from tops.model.errors import InvalidEventType
 from tops.model.event_types import set_of_log
@@ -25,11 +28,13 @@ from tops.model.transactions import TxState
 from tops.protocol.effects import Disseminate, Effect, Post, Reject, Send
 from tops.protocol.messages import (
     Address,
+    BeginRoutingTx,
     BeginTx,
     CensusOpened,
     CensusReplied,
     Definitions,
     Dissemination,
+    EndRoutingTx,
     Envelope,
     EventsPublished,
     Letter,
@@ -52,13 +57,14 @@ from tops.protocol.messages import (
     Sender,
     StandingAnswered,
     SubscriptionChanged,
+    TreeMessage,
     TxAbandoned,
     TxPublication,
     TxPublished,
     TypeAnswered,
     decode_body,
 )
-from tops.protocol.records import AnyRecord
+from tops.protocol.records import AnyRecord, RoutingTxCommitted, RoutingTxRefused
 
 TX_ROUTES_MAX = 100_000
 
@@ -86,6 +92,8 @@ class BrokerCore:
         self.edge = Edge(name, entropy(32))
         known = {} if predicates is None else predicates  # kept as it is: more may be registered later
         self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions(), entropy, sign)
+        self.tree = TreeBroker(name, incarnation, topology)
+        self.rendezvous.letters.update(self.tree.letters(self.rendezvous.letters[PublisherLost]))
         self._check_proof = check_proof
         self._letters = self.rendezvous.letters
         self.neighbours: dict[NodeId, int] = {}  # neighbouring brokers -> their incarnation
@@ -102,7 +110,8 @@ class BrokerCore:
         ]
         first = next(bundles(routes, encoded_bytes), [])
         added = [Send(neighbour, route) for route in routes[len(first) :]]
-        return [Send(neighbour, RoutesReset(routes=tuple(first))), *added]
+        tree = self._carry_out(self.tree.broker_up(neighbour), now)
+        return [Send(neighbour, RoutesReset(routes=tuple(first))), *added, *tree]
 
     def site_up(self, sender: Sender, now: float) -> list[Effect]:
         """A site is there; all its messages are stamped with `sender`. If it is a new incarnation of a known one, the
@@ -112,7 +121,7 @@ class BrokerCore:
         if known is not None and known.incarnation != sender.incarnation:
             effects = self.site_lost(known.name, now)
         self.edge.connect(sender)
-        return effects
+        return effects + self._carry_out(self.tree.site_up(sender.node, sender.incarnation), now)
 
     def site_lost(self, name: NodeId, now: float) -> list[Effect]:
         """A site is gone for good, or for longer than anybody waits: its transactions must not wait either."""
@@ -120,6 +129,7 @@ class BrokerCore:
         if site is None:
             return []
         effects = self._announce_changes(self.table.forget_link(name))
+        effects += self._carry_out(self.tree.site_lost(name), now)
         lost = ParticipantLost(address=site.address)
         died = PublisherLost(site=name, incarnation=site.incarnation)
         for broker in sorted(site.contacts):
@@ -145,6 +155,8 @@ class BrokerCore:
             return self._descend(message.publication, message.lineage, message.rendezvous, message.sender, exclude=link)
         if isinstance(message, RouteAdded | RouteRemoved | RoutesReset):
             return self._routes_changed(link, message)
+        if isinstance(message, TreeMessage):
+            return self._carry_out(self.tree.receive(link, message), now)
         return []
 
     def _from_site(self, site: SiteLink, message: LinkMessage, now: float) -> list[Effect]:
@@ -169,6 +181,8 @@ class BrokerCore:
             return self._release(site.name, self.edge.chosen(site, message))
         if isinstance(message, SubscriptionChanged):
             return self._subscribed(site, message, now)
+        if isinstance(message, TreeMessage):
+            return self._carry_out(self.tree.receive(site.name, message), now)
         return []
 
     def _letter_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
@@ -479,6 +493,8 @@ class BrokerCore:
     # -------------------------------------------------------------------------------------- timers, disk, recovery
 
     def timer(self, key: tuple[str, ...], now: float) -> list[Effect]:
+        if key[0] == ROUTING_TIMER:
+            return self._carry_out(self.tree.timer(key), now)
         return self._carry_out(self.rendezvous.on_timer(key, now), now)
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...], now: float) -> list[Effect]:
@@ -493,11 +509,14 @@ class BrokerCore:
 
     def recover(self, record: AnyRecord) -> None:
         """One record of the journal, in order, before anything else."""
-        self.rendezvous.recover(record)
+        if isinstance(record, RoutingTxCommitted | RoutingTxRefused):
+            self.tree.recover(record)
+        else:
+            self.rendezvous.recover(record)
 
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
-        return self._carry_out(self.rendezvous.recovered(), now)
+        return self._carry_out(self.rendezvous.recovered() + self.tree.started(), now)
 
 
 def _begun_for_another(site: SiteLink, body: Letter) -> Reject | None:
@@ -506,6 +525,11 @@ def _begun_for_another(site: SiteLink, body: Letter) -> Reject | None:
         foreign = next((one.tx for one in body.transactions if not site.begins(one.tx)), None)
     elif type(body) is BeginTx or type(body) is RunOneShot:
         foreign = None if site.begins(body.tx) else body.tx
+    elif type(body) is BeginRoutingTx or type(body) is EndRoutingTx:
+        if site.begins(body.tx):
+            return None
+        reason = f"{site.name} can't begin or end {body.tx!r}: ids of its transactions begin with its name"
+        return Reject(site.sender, "begin", "", reason, f"tx {body.tx}")
     else:
         return None
     if foreign is None:

@@ -17,6 +17,8 @@ from tops.core.client.type_directory import TypeDirectory
 from tops.core.commit.decision_teller import CheckProof
 from tops.core.participant.calls import Calls
 from tops.core.participant.participation import Participation, SiteOptions, Wish
+from tops.core.routing_tx.site import TreeSite
+from tops.core.routing_tx.site_transactions import TIMER as ROUTING_TIMER
 from tops.model.errors import NotReachable, TopsError
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
@@ -53,7 +55,10 @@ from tops.protocol.messages import (
     RecoverLog,
     RouteAsked,
     RouteStands,
+    RoutingTxBegan,
+    RoutingTxEnded,
     StandingAccepted,
+    TreeMessage,
     TxOpened,
     TxOutcome,
     TxOutcomes,
@@ -84,6 +89,7 @@ class SiteCore:
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
         self.calls = Calls()
         self.link: NodeId | None = None
+        self.tree = TreeSite(name, incarnation, self.brokers, self.calls)
         self.events = EventPublisher(directory)
         self.advertising = self.events.advertising
         participation = self.participation = Participation(
@@ -128,6 +134,8 @@ class SiteCore:
             AskReached: promises.on_reached_asked,
             LogEnded: self._on_log_ended,
             LogRecovered: self._on_log_recovered,
+            RoutingTxBegan: self.tree.on_began,
+            RoutingTxEnded: self.tree.on_ended,
         }
 
     @property
@@ -146,11 +154,11 @@ class SiteCore:
     def link_up(self, broker: NodeId, now: float) -> list[Effect]:
         """A link to a broker that knows nothing of this site yet."""
         self.link = broker
-        effects = self.participation.link_up(broker) + self.events.announce()
+        effects = self.participation.link_up(broker) + self.events.announce() + self.tree.link_up(broker)
         return self._request(effects + self._repeat(0.0))
 
     def link_down(self) -> None:
-        self.link = None
+        self.link = self.tree.link = None
 
     def receive(self, message: LinkMessage, now: float) -> list[Effect]:
         if type(message) is Envelope:
@@ -167,7 +175,13 @@ class SiteCore:
             publication = message.publication
             effects = self._publications[type(publication)](publication, message, self.link)
             return self._carry_out(effects) if effects else effects
+        elif isinstance(message, TreeMessage) and self.link is not None:
+            return self._carry_out(self.tree.receive(message))
         return []
+
+    def routed(self, effects: list[Effect]) -> list[Effect]:
+        """Carry out what the application asked of the tree's side of this site."""
+        return self._carry_out(effects)
 
     # --------------------------------------------------------------------------------------------- types and events
 
@@ -396,6 +410,8 @@ class SiteCore:
         if key == RETRY:
             self._retrying = False
             return self._request(self._repeat(self.options.retry_s))
+        if key[0] == ROUTING_TIMER:
+            return self._carry_out(self.tree.timer(key))
         return self._carry_out(self.participation.on_timer(key))
 
     def _repeat(self, elapsed_s: float) -> list[Effect]:
@@ -425,7 +441,7 @@ class SiteCore:
         """Turn letters and publications into messages on the link; without one they are said again later."""
         link = self.link
         if link is None:
-            return [effect for effect in effects if not isinstance(effect, Post | Disseminate)]
+            return [effect for effect in effects if not isinstance(effect, Post | Disseminate | Send)]
         for index, effect in enumerate(effects):
             if type(effect) is Post:
                 effects[index] = Send(link, Envelope(to=effect.to, body=effect.letter))

@@ -28,6 +28,7 @@ from tops.protocol.messages import (
     EventsPublished,
     LogWanted,
     OneShot,
+    PlannedStep,
     ReachedTold,
     RecoverLog,
     RunOneShot,
@@ -44,6 +45,7 @@ PART_BYTES_MAX: Final = 64 * 2**10  # of a part of a message that is kept as it 
 VALUES: Final = frozenset(
     [
         (Event, "body"),
+        (PlannedStep, "body"),
         (TxSpec, "attributes"),
         (EventsPublished, "bodies"),
         (EpochVoted, "results"),

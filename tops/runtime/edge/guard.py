@@ -24,6 +24,7 @@ from tops.protocol.messages import (
     Dissemination,
     Envelope,
     EventsPublished,
+    EventStep,
     LinkMessage,
     LogDelivered,
     LogWanted,
@@ -32,9 +33,12 @@ from tops.protocol.messages import (
     PublisherDone,
     PublishInTx,
     RecoverLog,
+    RouteChanged,
+    RouteStep,
     RunOneShots,
     StandingAnswered,
     SubscriptionChanged,
+    TreePublished,
     TxPublished,
     TypeAdvertised,
     type_of,
@@ -113,6 +117,7 @@ class Guard:
                 self._check_subscription(message)
             else:
                 self._check_rights(message)
+                self._checks.check(message)
         except PermissionDenied as error:
             return Refusal(_subjects(message), error)
         except (InvalidEvent, InvalidEventType, InvalidTransaction) as error:
@@ -292,4 +297,10 @@ def _subject(message: LinkMessage) -> str:
             return f"begin {request}"
         case Envelope(body=body):
             return f"tx {getattr(body, 'tx', '')}"
+        case RouteChanged(route=route):
+            return f"route {route.key}"
+        case TreePublished(event=event):
+            return f"events {event.type}"
+        case RouteStep(step=step) | EventStep(step=step):
+            return f"step {step.op}"
     return ""
