@@ -4,8 +4,9 @@ import json
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -14,13 +15,28 @@ from rich.table import Table
 
 from tops.model.errors import ConfigError
 from tops.sim.faults import Faults
-from tops.sim.runner import Result, Totals, run_seed, run_seeds, shortest_failing_prefix
+from tops.sim.routing import runner as routing
+from tops.sim.runner import Result, RunSeed, Totals, run_seed, run_seeds, shortest_failing_prefix
 from tops.sim.workers import WorkerDied
+from tops.sim.world import World
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 TRACE_LINES = 60
 RUNS_PER_LINE = 1000
 STOPPED = 130  # by an interruption, as shells have it
+
+
+class Layer(NamedTuple):
+    """A part of the protocol that is simulated by itself."""
+
+    run: RunSeed
+    failing: Callable[[int, Faults | None], tuple[World, list[str]]]  # the run of a bad seed, as short as it gets
+
+
+LAYERS = {
+    "transactions": Layer(run_seed, shortest_failing_prefix),
+    "routing": Layer(routing.run_seed, routing.failing_run),
+}
 
 
 @app.callback()
@@ -39,16 +55,24 @@ def run(
     processes: Annotated[int, typer.Option(help="How many at a time; 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option(help="Print the whole trace of a single run.")] = False,
     output: Annotated[str, typer.Option("--format", help="table or json")] = "table",
+    layer: Annotated[str, typer.Option(help=f"Which part of the protocol: {', '.join(LAYERS)}.")] = "transactions",
 ) -> None:
     """Run simulated clusters and check every promise; exit 1 if one is broken.
 
     Ctrl-C, or SIGTERM, ends many runs at once with the totals so far and the command that goes on from there.
     """
-    chosen = parse_faults(faults or [])
+    chosen, simulated = parse_faults(faults or []), parse_layer(layer)
     if seeds is None:
-        _one(seed if seed is not None else start, chosen, trace, output)
+        _one(simulated, seed if seed is not None else start, chosen, trace, output)
     else:
-        _many(range(start, start + seeds), chosen, processes, output)
+        _many(layer, range(start, start + seeds), chosen, processes, output)
+
+
+def parse_layer(name: str) -> Layer:
+    """The layer of that name."""
+    if name not in LAYERS:
+        raise ConfigError(f"--layer {name!r}: there is no such layer; there are {', '.join(LAYERS)}")
+    return LAYERS[name]
 
 
 def parse_faults(words: list[str]) -> Faults:
@@ -68,8 +92,8 @@ def parse_faults(words: list[str]) -> Faults:
     return Faults(**values)
 
 
-def _one(seed: int, faults: Faults, whole: bool, output: str) -> None:
-    result, world = run_seed(seed, faults, keep_trace=whole)
+def _one(layer: Layer, seed: int, faults: Faults, whole: bool, output: str) -> None:
+    result, world = layer.run(seed, faults, keep_trace=whole)
     if output == "json":
         print(
             json.dumps(
@@ -80,22 +104,22 @@ def _one(seed: int, faults: Faults, whole: bool, output: str) -> None:
         if whole:
             print("\n".join(world.trace.lines))
         if result.violations:
-            _print_failure(seed, faults)
+            _print_failure(layer, seed, faults)
         summary = f"seed {seed}: {result.transactions} transactions in {result.simulated_s:.0f} simulated seconds"
         print(f"{summary}, {len(result.violations)} violations, trace {result.digest[:16]}")
     if result.violations:
         sys.exit(1)
 
 
-def _print_failure(seed: int, faults: Faults) -> None:
-    world, found = shortest_failing_prefix(seed, faults)
+def _print_failure(layer: Layer, seed: int, faults: Faults) -> None:
+    world, found = layer.failing(seed, faults)
     print(f"-- the last {TRACE_LINES} lines before it is seen, of {len(world.trace.lines)}:")
     print("\n".join(world.trace.lines[-TRACE_LINES:]))
     print("-- violations:")
     print("\n".join(found))
 
 
-def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
+def _many(layer: str, seeds: range, faults: Faults, processes: int, output: str) -> None:
     totals = Totals()
     console = Console(stderr=True)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -104,7 +128,7 @@ def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
         signal.signal(number, lambda *_: stopped.set())
     with (
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-        closing(run_seeds(seeds, faults, processes or None, stopped.is_set)) as results,
+        closing(run_seeds(seeds, faults, processes or None, stopped.is_set, LAYERS[layer].run)) as results,
     ):
         task = progress.add_task("seeds", total=len(seeds))
         died: WorkerDied | None = None
@@ -118,7 +142,8 @@ def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
     _print_totals(totals, seeds, output)
     left = len(seeds) - totals.runs
     if left:
-        console.print(f"stopped; go on with: tops sim run --seeds {left} --start {seeds.start + totals.runs}")
+        rest = f"--layer {layer} --seeds {left} --start {seeds.start + totals.runs}"
+        console.print(f"stopped; go on with: tops sim run {rest}", soft_wrap=True)
     if died is not None:
         raise died
     if left:

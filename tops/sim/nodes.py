@@ -38,6 +38,7 @@ from tops.protocol.effects import (
     Send,
     SetTimer,
     TakeEvent,
+    TakeTcm,
     TxEnded,
 )
 from tops.protocol.messages import PROTOCOL, Envelope, LinkMessage, LogEntry, PeerKnows, PeersAsked
@@ -54,6 +55,7 @@ READING_S = 0.001
 CALLS = (
     AskJoin,
     TakeEvent,
+    TakeTcm,
     NotifyTx,
     PrepareTx,
     CommitTxCall,
