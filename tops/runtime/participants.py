@@ -7,6 +7,7 @@ happens when one raises:
 |---|---|
 | `on_join` | scope `NONE`: this participant stays out |
 | `on_notify` | ordinary: logged; from a durable subscription: tried again, until it succeeds |
+| `on_tcm` | the routing transaction aborts, with the exception's words as the reason |
 | `on_notify_tx`, `on_prepare` | a vote to abort, with the exception's words as the reason |
 | `on_commit`, `on_abort`, `on_compensate` | tried again, until it succeeds: the outcome is decided |
 """
@@ -86,6 +87,14 @@ class Participant:
 
     def on_prepare(self, tx: TxId) -> Awaitable[None] | None:
         """Promise to commit; after this returns, only the decision counts."""
+        return None
+
+    def on_tcm(self, tx: Any, event: Received) -> Awaitable[None] | None:
+        """A tcm of a routing transaction: issue operations of it through `tx`, a `tops.RoutingTransaction`."""
+        return None
+
+    def on_planned(self, subscription: Any) -> Awaitable[None] | None:
+        """A static plan has made a `tops.TreeSubscription` at this site; its events follow, once it has committed."""
         return None
 
     def on_commit(self, tx: TxId) -> Awaitable[None] | None:
