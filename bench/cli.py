@@ -17,7 +17,7 @@ BENCHMARKS = {
     "adapters": "Databases as resources: prepare, commit, batches.",
     "policies": "Replication policies, each beside the peer that promises the same.",
     "peers": "PostgreSQL, its replication, two-phase commit by hand, Galera, pgpool-II.",
-    "dispatch": "Matching events against many subscriptions.",
+    "dispatch": "Routing transactions, beside regular operations with a wait.",
     "ordering": "Total and causal order across event types.",
     "seeding": "A replica's first copy, beside pg_dump | psql.",
     "divergence": "Finding the rows in which replicas differ.",
