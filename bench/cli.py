@@ -18,7 +18,7 @@ BENCHMARKS = {
     "policies": "Replication policies, each beside the peer that promises the same.",
     "peers": "PostgreSQL, its replication, two-phase commit by hand, Galera, pgpool-II.",
     "gateway": "Reads through the API and the gateway, beside PostgreSQL asked directly.",
-    "dispatch": "Matching events against many subscriptions.",
+    "dispatch": "Routing transactions, beside regular operations with a wait.",
     "ordering": "Total and causal order across event types.",
     "seeding": "A replica's first copy, beside pg_dump | psql.",
     "divergence": "Finding the rows in which replicas differ.",

@@ -22,10 +22,10 @@ from bench.harness import say
 from bench.machine import describe_machine, package_versions
 from bench.results import Result
 from tops.core.broker.broker import BrokerCore
-from tops.core.broker.routing import Topology
 from tops.core.client.site import SiteCore
 from tops.core.commit.epochs import EpochOptions
 from tops.core.coordinator.rendezvous import RendezvousOptions
+from tops.core.overlay.topology import Topology
 from tops.core.participant.participation import Wish
 from tops.model.event_types import EventType
 from tops.model.filters import Filter

@@ -35,7 +35,7 @@ from bench.results import Result, spread
 from bench.statistics import Better, Figure, percentile
 from bench.systems import BenchmarkFailed, SystemUnavailable
 from tops import EventType, Filter, Site
-from tops.core.broker.filter_index import FilterIndex
+from tops.core.overlay.filter_index import FilterIndex
 
 RECEIVE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 30.0

@@ -16,15 +16,20 @@ from tops.runtime.deferred import deferred
 from tops.runtime.participants import BatchParticipant, Participant, Received, Resource
 
 if TYPE_CHECKING:
+    from tops.client.routing import RoutingTransaction, TreeSubscription
     from tops.client.site import Site
     from tops.client.subscriptions import Subscription
     from tops.client.transactions import Transaction
+    from tops.core.routing_tx.plan import StaticPlan
     from tops.server.broker import Broker
 
 __getattr__ = deferred(
     __name__,
     {
         "Broker": "tops.server.broker",
+        "RoutingTransaction": "tops.client.routing",
+        "StaticPlan": "tops.core.routing_tx.plan",
+        "TreeSubscription": "tops.client.routing",
         "Site": "tops.client.site",
         "Subscription": "tops.client.subscriptions",
         "Transaction": "tops.client.transactions",
@@ -42,12 +47,15 @@ __all__ = [
     "Participant",
     "Received",
     "Resource",
+    "RoutingTransaction",
     "Scope",
     "ScopeLimit",
     "Site",
+    "StaticPlan",
     "Subscription",
     "TopsError",
     "Transaction",
+    "TreeSubscription",
     "TxState",
     "TxType",
     "constraints",

@@ -24,7 +24,7 @@ from adapters.changes import (
     pack_members,
     unpack_members,
 )
-from tops.core.broker.routing import rendezvous_of
+from tops.core.overlay.topology import rendezvous_of
 from tops.model.event_types import REQUESTS, RESPONSES, SETS_ROOT, EventType
 from tops.model.ids import NodeId, TxId
 from tops.protocol.messages import Event

@@ -13,6 +13,7 @@ from replication.model.events import write_body
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, Pseudonym, TxId
+from tops.model.routing import RouteKey, client_id, route_key
 from tops.model.transactions import ScopeLimit, TxType
 from tops.protocol.messages import Address, Definitions, EpochId, Event, Origin, TxSpec
 from tops.protocol.set_types import set_definition
@@ -46,6 +47,7 @@ def value(hint: Any, field: str, named: Named) -> Any:
         TxId: named.tx,
         NodeId: NodeId(named.broker),
         Pseudonym: Pseudonym("p"),
+        RouteKey: route_key(client_id(NodeId(named.node), named.incarnation), 1),
         Definitions: (set_definition(named.log),),
         EventType: set_definition(named.log),
         TxSpec: TxSpec(named.log, TxType.LOCAL, limit=ScopeLimit.LOCAL, census=None),
@@ -76,7 +78,7 @@ def _composed(hint: Any, field: str, named: Named) -> Any:
             else value(parts[0], field, named)
         )
     if origin is tuple:
-        return (value(parts[0], field, named),)
+        return tuple(value(part, field, named) for part in parts if part is not Ellipsis)
     if origin in (dict, frozenset):
         return origin()
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -16,7 +16,7 @@ from tests.attack.collisions import colliding, encoded_map
 from tests.attack.raw_link import Verdict, raw_link
 from tests.integration.overlay.secured import Secured
 from tests.support.brokers import denied
-from tops.core.broker.filter_index import FilterIndex
+from tops.core.overlay.filter_index import FilterIndex
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.map_keys import HARMLESS_ENTRIES, check_map_keys

@@ -11,7 +11,7 @@ from tests.integration.overlay.secured import Secured, secured_broker
 from tests.support.hostile import Hostile
 from tops import EventType
 from tops.core.broker.broker import BrokerCore
-from tops.core.broker.routing import Topology
+from tops.core.overlay.topology import Topology
 from tops.model.filters import Filter
 from tops.model.ids import NodeId
 from tops.protocol.effects import Effect, Reject, SendOnLink

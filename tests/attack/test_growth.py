@@ -19,10 +19,10 @@ from tests.support.hostile import Hostile
 from tests.support.polling import eventually
 from tops import EventType, TxType
 from tops.core.broker.broker import BrokerCore
-from tops.core.broker.routing import Topology
 from tops.core.commit.outcomes import Outcomes
 from tops.core.coordinator.open_transactions import Quotas
 from tops.core.coordinator.rendezvous import QUESTIONS_AT_ONCE, RendezvousOptions
+from tops.core.overlay.topology import Topology
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId, tx_id
 from tops.model.sizes import TEXT_MAX

@@ -27,10 +27,12 @@ from tops.protocol.messages import (
     AbortTx,
     Address,
     AddressedMessage,
+    BeginRoutingTx,
     BeginTx,
     CensusOpened,
     CommitTx,
     Dissemination,
+    EndRoutingTx,
     Envelope,
     EventsPublished,
     GetOutcome,
@@ -58,7 +60,19 @@ PERMISSIONS = Permissions()
 PUBLICATIONS, LETTERS = frozenset(get_args(Publication)), frozenset(get_args(AddressedMessage))
 CARRIERS = frozenset({Envelope, Dissemination})  # judged by what they carry
 # Rights alone do not decide about transactions: these are for who began them, and begin nobody else's.
-OF_ITS_INITIATOR = frozenset({BeginTx, RunOneShot, RunOneShots, CommitTx, AbortTx, PublishInTx, PublisherDone})
+OF_ITS_INITIATOR = frozenset(
+    {
+        BeginTx,
+        RunOneShot,
+        RunOneShots,
+        CommitTx,
+        AbortTx,
+        PublishInTx,
+        PublisherDone,
+        BeginRoutingTx,
+        EndRoutingTx,
+    }
+)
 # On a set's log only its replicas do this, whatever else a role allows: clients run what a replica has declared as the
 # plan, and nobody has declared one for these sets.
 OF_REPLICAS = frozenset({RunOneShot, RunOneShots, Published, EventsPublished, StandingRegistered})

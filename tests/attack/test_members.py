@@ -27,7 +27,7 @@ from tests.integration.origin.policies import POLICIES
 from tests.integration.overlay.secured import issue
 from tests.support.polling import eventually
 from tops import Site
-from tops.core.broker.routing import rendezvous_of
+from tops.core.overlay.topology import rendezvous_of
 from tops.model.errors import NotListed
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId

@@ -8,10 +8,10 @@ import pytest
 from tests.core.driven_rendezvous import ME, PUBLISHER, SET, DrivenRendezvous, sent_effects, standing_only
 from tests.core.machines import address, disseminated, of, persisted, sent_messages
 from tops.core.broker.broker import BrokerCore
-from tops.core.broker.routing import Topology
 from tops.core.client.publisher import PublisherTx
 from tops.core.commit.outcomes import Outcomes
 from tops.core.log.event_log import EventLog, Feed
+from tops.core.overlay.topology import Topology
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId

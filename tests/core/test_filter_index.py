@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.core.filter_cases import DOMAINS, build, conjunctions
-from tops.core.broker.filter_index import FilterIndex
-from tops.core.broker.interval_index import IntervalTree
+from tops.core.overlay.filter_index import FilterIndex
+from tops.core.overlay.interval_index import IntervalTree
 from tops.model.filters import Filter
 
 KINDS = {"flag": "bool", "count": "int", "ratio": "float", "name": "str", "blob": "bytes", "at": "timestamp"}

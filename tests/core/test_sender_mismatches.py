@@ -4,7 +4,7 @@ from tests.core.driven_rendezvous import ME, DrivenRendezvous, sent_effects, sta
 from tests.core.test_epochs import Machine, ready
 from tests.core.test_log_opening import point, records, started, tell, waits, with_replicas
 from tops.core.broker.broker import BrokerCore
-from tops.core.broker.routing import Topology
+from tops.core.overlay.topology import Topology
 from tops.model.event_types import EventType
 from tops.model.ids import NodeId
 from tops.model.log_points import LogPoint

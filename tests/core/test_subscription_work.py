@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.machines import sender
 from tops.core.broker.broker import BrokerCore
-from tops.core.broker.routing import Topology
+from tops.core.overlay.topology import Topology
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId

@@ -5,9 +5,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -20,8 +21,10 @@ from tops.sim.ordering.runner import OrderingResult
 from tops.sim.ordering.runner import run_seed as run_ordering_seed
 from tops.sim.ordering.runner import run_seeds as run_ordering_seeds
 from tops.sim.ordering.shape import OrderingFaults
-from tops.sim.runner import Result, Totals, begin_work, run_seed, run_seeds, shortest_failing_prefix
+from tops.sim.routing import runner as routing
+from tops.sim.runner import Result, RunSeed, Totals, begin_work, run_seed, run_seeds, shortest_failing_prefix
 from tops.sim.workers import WorkerDied
+from tops.sim.world import World
 
 
 class Layer(StrEnum):
@@ -29,12 +32,26 @@ class Layer(StrEnum):
 
     CORE = "core"  # transactions and logs
     ORDERING = "ordering"  # ordering domains
+    ROUTING = "routing"  # routing transactions
 
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 TRACE_LINES = 60
 RUNS_PER_LINE = 1000
 STOPPED = 130  # exit code after an interruption, as in shells
+
+
+class Simulated(NamedTuple):
+    """How a layer is run whose worlds have a trace."""
+
+    run: RunSeed
+    failing: Callable[[int, Faults | None], tuple[World, list[str]]]  # the run of a bad seed, as short as it gets
+
+
+SIMULATED = {
+    Layer.CORE: Simulated(run_seed, shortest_failing_prefix),
+    Layer.ROUTING: Simulated(routing.run_seed, routing.failing_run),
+}
 
 
 @app.callback()
@@ -53,7 +70,10 @@ def run(
     processes: Annotated[int, typer.Option(help="Number of processes; 0: one per core.")] = 0,
     trace: Annotated[bool, typer.Option(help="Print the whole trace of a single run.")] = False,
     output: Annotated[str, typer.Option("--format", help="table or json")] = "table",
-    layer: Annotated[Layer, typer.Option(help="core: transactions and logs; ordering: ordering domains.")] = Layer.CORE,
+    layer: Annotated[
+        Layer,
+        typer.Option(help="core: transactions and logs; ordering: ordering domains; routing: routing transactions."),
+    ] = Layer.CORE,
 ) -> None:
     """Run simulated clusters and check every guarantee; exit 1 on a violation.
 
@@ -65,11 +85,11 @@ def run(
         first = range(start, start + seeds) if seeds is not None else range(seed or start, (seed or start) + 1)
         _ordering(first, parse_ordering_faults(faults or []), processes, output)
         return
-    chosen = parse_faults(faults or [])
+    chosen, simulated = parse_faults(faults or []), SIMULATED[layer]
     if seeds is None:
-        _one(seed if seed is not None else start, chosen, trace, output)
+        _one(simulated, seed if seed is not None else start, chosen, trace, output)
     else:
-        _many(range(start, start + seeds), chosen, processes, output)
+        _many(layer, range(start, start + seeds), chosen, processes, output)
 
 
 def parse_faults(words: list[str]) -> Faults:
@@ -128,8 +148,8 @@ def _ordering(seeds: range, faults: OrderingFaults, processes: int, output: str)
         sys.exit(1)
 
 
-def _one(seed: int, faults: Faults, whole: bool, output: str) -> None:
-    result, world = run_seed(seed, faults, keep_trace=whole)
+def _one(layer: Simulated, seed: int, faults: Faults, whole: bool, output: str) -> None:
+    result, world = layer.run(seed, faults, keep_trace=whole)
     if output == "json":
         print(
             json.dumps(
@@ -140,22 +160,22 @@ def _one(seed: int, faults: Faults, whole: bool, output: str) -> None:
         if whole:
             print("\n".join(world.trace.lines))
         if result.violations:
-            _print_failure(seed, faults)
+            _print_failure(layer, seed, faults)
         summary = f"seed {seed}: {result.transactions} transactions in {result.simulated_s:.0f} simulated seconds"
         print(f"{summary}, {len(result.violations)} violations, trace {result.digest[:16]}")
     if result.violations:
         sys.exit(1)
 
 
-def _print_failure(seed: int, faults: Faults) -> None:
-    world, found = shortest_failing_prefix(seed, faults)
+def _print_failure(layer: Simulated, seed: int, faults: Faults) -> None:
+    world, found = layer.failing(seed, faults)
     print(f"-- the last {TRACE_LINES} lines before it is seen, of {len(world.trace.lines)}:")
     print("\n".join(world.trace.lines[-TRACE_LINES:]))
     print("-- violations:")
     print("\n".join(found))
 
 
-def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
+def _many(layer: Layer, seeds: range, faults: Faults, processes: int, output: str) -> None:
     totals = Totals()
     console = Console(stderr=True)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -164,7 +184,7 @@ def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
         signal.signal(number, lambda *_: stopped.set())
     with (
         Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-        closing(run_seeds(seeds, faults, processes or None, stopped.is_set)) as results,
+        closing(run_seeds(seeds, faults, processes or None, stopped.is_set, SIMULATED[layer].run)) as results,
     ):
         task = progress.add_task("seeds", total=len(seeds))
         died: WorkerDied | None = None
@@ -178,7 +198,8 @@ def _many(seeds: range, faults: Faults, processes: int, output: str) -> None:
     _print_totals(totals, seeds, output)
     left = len(seeds) - totals.runs
     if left:
-        console.print(f"stopped; continue with: tops sim run --seeds {left} --start {seeds.start + totals.runs}")
+        rest = f"--layer {layer} --seeds {left} --start {seeds.start + totals.runs}"
+        console.print(f"stopped; continue with: tops sim run {rest}", soft_wrap=True)
     if died is not None:
         raise died
     if left:

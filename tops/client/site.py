@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,16 +22,19 @@ from msgspec.structs import replace
 from tops.client.collector import Collector
 from tops.client.logs import end_log, get_log_state, read_log, recover_log
 from tops.client.outgoing import Body, TypeOrName, checked_size, events_of, name_of
+from tops.client.routing import Routing, RoutingTransaction, TreeSubscription
 from tops.client.subscriptions import Enlisted, Subscription, remembered, standing_scope
 from tops.client.transactions import Transaction
 from tops.core.client.site import default_local_outcome
 from tops.core.participant.participation import SiteOptions, Wish
+from tops.core.routing_tx.plan import StaticPlan
 from tops.http.client import get_json
 from tops.model.constraints import AnyConstraint
-from tops.model.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachable
+from tops.model.errors import ConfigError, InvalidEventType, NotAdvertised, NotReachable, TopsError
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
+from tops.model.routing import TREE, RouteKind, TxKind
 from tops.model.transactions import Access, LocalOutcome, Scope, ScopeLimit, TxType
 from tops.protocol.effects import Effect
 from tops.protocol.messages import (
@@ -67,6 +70,7 @@ class Site:
         self._node, self._journal = node, journal
         self._types: dict[str, EventType] = {}
         self._subscriptions = 0
+        self._routing = Routing(node)
 
     @classmethod
     @asynccontextmanager
@@ -178,8 +182,11 @@ class Site:
         *,
         plans: tuple[TxSpec, ...] | None = None,
         members: frozenset[str] | None = None,
+        where: Filter | None = None,
     ) -> None:
         """Advertise a type before publishing; returns when its rendezvous has accepted it.
+
+        Of a type that is routed along the tree, `where` says which events: subscriptions find their way by it.
 
         A replica declares with its set's log the transactions (`plans`) that the log accepts from other sites, and the
         identities of the set's replicas (`members`)."""
@@ -188,6 +195,14 @@ class Site:
         await self._node.request(
             lambda request: self._node.core.advertise(request, definitions, plans, members), f"type {event_type.name}"
         )
+        if event_type.routing == TREE:
+            self._routing.add(RouteKind.ADVERTISEMENT, event_type, where)
+
+    async def unadvertise(self, event_type: TypeOrName) -> None:
+        """This site is not going to publish the type any more: to publish it raises NotAdvertised."""
+        name = name_of(event_type)
+        self._node.core.advertised.pop(name, None)
+        self._routing.unadvertise(name)
 
     async def publish(self, event_type: TypeOrName, body: dict[str, Any]) -> int | None:
         """Publish an ordinary event. For a durable type this returns the event's index when the event is on disk."""
@@ -202,6 +217,9 @@ class Site:
             raise NotAdvertised(name)
         whole = core.types.whole(name)
         whole.check(body)
+        if whole.routing == TREE:
+            self._routing.publish(name, body)
+            return None
         if whole.durable:
             return await node.publish_confirmed(name, dict(body))
         node.publish_soon(name, body, 0)
@@ -255,6 +273,8 @@ class Site:
         """
         node = self._node
         node.check_rejected("subscribe", event_type.name)
+        if event_type.routing == TREE:
+            raise ConfigError(f"event type {event_type.name!r} is routed along the tree: use subscribe_tree()")
         self._subscriptions += 1
         number = self._subscriptions
         taker = participant or Collector()
@@ -299,6 +319,48 @@ class Site:
                 )
         except TimeoutError:
             log.warning("the rendezvous does not respond; the subscription waits for it", extra={"node": self.name})
+
+    # ------------------------------------------------------------------------------------- routing along the tree
+
+    async def subscribe_tree(
+        self, event_type: EventType, where: Filter | None = None, *, participant: Participant | None = None
+    ) -> TreeSubscription:
+        """Receive events of a type that is routed along the tree, from the moment at which brokers know of it.
+
+        The participant's `on_tcm` acts on tcms of routing transactions that match."""
+        self._node.check_rejected("subscribe", event_type.name)
+        self._know(event_type)
+        return self._routing.subscribe(event_type, where, participant)
+
+    @asynccontextmanager
+    async def routing_transaction(
+        self, *, isolated: bool = True, timeout_s: float = 10.0, attempt: int = 0
+    ) -> AsyncIterator[RoutingTransaction]:
+        """A transaction over subscriptions, advertisements and publications of several clients; it commits on leaving
+        and aborts on an exception. TransactionConflict: run it again, with `attempt` counting the conflicts in a row.
+
+        Not isolated, others see its routing changes before it commits."""
+        tx = await self._routing.begin(TxKind.ISOLATED if isolated else TxKind.DYNAMIC, timeout_s, attempt)
+        try:
+            yield tx
+        except BaseException as error:
+            with suppress(TopsError):
+                await tx.end(f"{type(error).__name__}: {error}")
+            raise
+        await tx.end()
+
+    async def execute_plan(self, plan: StaticPlan, *, timeout_s: float = 10.0) -> TxId:
+        """Run a static transaction, whose operations are all known beforehand; returns its id when it has committed."""
+        core, steps = self._node.core, plan.steps()
+        tx: TxId = await self._node.request(
+            lambda request: core.routed(core.tree.transactions.execute(request, steps, timeout_s))
+        )
+        return tx
+
+    def accept_plans(self, participant: Participant) -> None:
+        """Take part in static plans of other sites. `participant` gets the events of the subscriptions that they make
+        here, and is told of each by `on_planned`."""
+        self._routing.accept_plans(participant)
 
     # ------------------------------------------------------------------------------------------------ transactions
 

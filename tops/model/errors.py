@@ -78,6 +78,14 @@ class NotAdvertised(TopsError):
         super().__init__(f"event type {event_type!r} is not advertised by this site: call advertise() first")
 
 
+class UnknownRoute(TopsError):
+    """An advertisement or a subscription can't be withdrawn, now or at all."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        super().__init__(f"route {key!r}: {problem}")
+
+
 class InvalidTransaction(TopsError):
     """The properties given to `begin` contradict each other; nothing was started."""
 
@@ -111,6 +119,14 @@ class TransactionAborted(TopsError):
     def reason(self) -> str:
         """Why, as a text; programs decide by `rejection`."""
         return str(self.rejection)
+
+
+class NoReceiver(TransactionAborted):
+    """A tcm of a routing transaction reached no client."""
+
+
+class TransactionConflict(TransactionAborted):
+    """Another routing transaction, or a regular change of routes, came in between: run it again."""
 
 
 class JournalStale(TransactionAborted):

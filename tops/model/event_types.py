@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tops.model.errors import InvalidEvent, InvalidEventType
+from tops.model.routing import RENDEZVOUS, ROUTINGS, TREE
 
 NAME_LENGTH_MAX: Final = 200
 NESTING_MAX: Final = 64
@@ -170,12 +171,14 @@ class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
     durable: bool = False
     optional: Collection[str] = ()
     discloses_sender: bool = False
+    routing: str = RENDEZVOUS  # or TREE: along advertisements, and with transactions over subscriptions
 
     def __post_init__(self) -> None:
         if problem := problem_with_name(self.name):
             raise InvalidEventType(f"event type {self.name!r}: the name {problem}")
         if self.parent is not None and (problem := problem_with_name(self.parent)):
             raise InvalidEventType(f"event type {self.name!r}: the parent's name {problem}")
+        self._check_routing()
         kinds = {attribute: self._kind(attribute, given) for attribute, given in self.attributes.items()}
         msgspec.structs.force_setattr(self, "attributes", kinds)
         for attribute in self.optional:
@@ -183,6 +186,17 @@ class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
                 raise InvalidEventType(f"event type {self.name!r}: optional {attribute!r} is not among the attributes")
         # Sorted: equal types are equal values, and the same bytes on the wire in every process.
         msgspec.structs.force_setattr(self, "optional", tuple(sorted(set(self.optional))))
+
+    def _check_routing(self) -> None:
+        if self.routing not in ROUTINGS:
+            raise InvalidEventType(f"event type {self.name!r}: routing is {self.routing!r}; use one of {ROUTINGS}")
+        if self.routing == TREE and (self.parent is not None or self.durable or self.discloses_sender):
+            raise InvalidEventType(
+                f"event type {self.name!r}: a type with routing {TREE!r} has no parent, is not durable and does not "
+                "disclose senders"
+            )
+        if self.routing == TREE and set_part(self.name) is not SetPart.NONE:
+            raise InvalidEventType(f"event type {self.name!r}: types of replica sets are not routed along the tree")
 
     def _kind(self, attribute: str, given: type_or_kind) -> AttributeKind:
         if problem := problem_with_name(attribute):
@@ -198,7 +212,8 @@ class EventType(msgspec.Struct, frozen=True, eq=True, array_like=True):
         return kind
 
     def __hash__(self) -> int:
-        return hash((self.name, frozenset(self.attributes.items()), self.parent, self.durable, *self.optional))
+        own = (self.name, frozenset(self.attributes.items()), self.parent, self.durable, self.routing)
+        return hash((*own, *self.optional))
 
     def kind_of(self, attribute: str) -> AttributeKind | None:
         """The kind of an attribute, None if the type has no such attribute."""
@@ -300,6 +315,8 @@ class EventTypes:
         parent = self._whole.get(child.parent)
         if parent is None:
             raise InvalidEventType(f"event type {child.name!r}: parent {child.parent!r} is unknown; define it first")
+        if parent.routing == TREE:
+            raise InvalidEventType(f"event type {child.name!r}: parent {child.parent!r} is routed along the tree")
         for attribute in child.attributes.keys() & parent.attributes.keys():
             if child.attributes[attribute] is not parent.attributes[attribute]:
                 raise InvalidEventType(

@@ -1,8 +1,8 @@
 """Which events a subscriber wants: filters, and how they relate to each other.
 
 A filter is a conjunction of predicates on attributes. It is kept as one set of allowed values per attribute, so that
-matching, overlap and covering are exact, and equivalent filters are equal. `tops.core.broker.filter_index` matches many
-filters against one event.
+matching, overlap and covering are exact, and equivalent filters are equal. `tops.core.overlay.filter_index` matches
+many filters against one event.
 """
 
 from collections.abc import Callable, Iterable, Mapping

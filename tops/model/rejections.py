@@ -33,6 +33,7 @@ class RejectionCode(Enum):
     ROWS_DIFFER = "rows-differ"  # it changed another number of rows at some replicas than at others
     JOURNAL_STALE = "journal-stale"  # the coordinator assigns no index
     NO_RECORD = "no-record"  # there is no record of it (any more)
+    NO_RECEIVER = "no-receiver"  # a tcm of a routing transaction reached no client
     # By the coordinator of a replica set's log.
     PLAN_UNKNOWN = "plan-unknown"
     AGAINST_PLAN = "against-plan"

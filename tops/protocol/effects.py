@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tops.model.errors import TopsError
+from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
 from tops.model.log_points import Digests, LogPoint
 from tops.model.rejections import Rejection
@@ -183,6 +184,23 @@ class TakeEvent(Call, frozen=True):
 
     number: int
     event: Event
+
+
+class TakeTcm(Call, frozen=True):
+    """A tcm of a routing transaction: issue operations of it. Result: None, or a reason why it can't."""
+
+    tx: TxId
+    op: str  # of the tcm: operations that it triggers name it
+    event: Event
+
+
+class PlannedSubscription(Effect, frozen=True):
+    """A static plan made a subscription at this site; its events follow under that number."""
+
+    subscription: int
+    tx: TxId
+    event_type: str
+    filter: Filter
 
 
 class NotifyTx(Call, frozen=True):

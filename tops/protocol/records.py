@@ -201,6 +201,20 @@ class ManagersKept(Record, frozen=True):
     taken: dict[NodeId, int]  # per broker that passes something here
 
 
+class RoutingTxCommitted(Record, frozen=True):
+    """The decision to commit a routing transaction; `number` is that of an isolated one, 0 for the other kinds."""
+
+    tx: TxId
+    number: int
+    participants: tuple[str, ...]
+
+
+class RoutingTxRefused(Record, frozen=True):
+    """A routing transaction that was asked about before it arrived: it must not begin any more."""
+
+    tx: TxId
+
+
 AnyRecord = (
     Started
     | TypeDefined
@@ -224,4 +238,6 @@ AnyRecord = (
     | TimestampKept
     | PassedTaken
     | ManagersKept
+    | RoutingTxCommitted
+    | RoutingTxRefused
 )

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from tops.core.broker.routing import Topology
+from tops.core.overlay.topology import Topology
 from tops.model.errors import ConfigError
 from tops.model.ids import NodeId
 from tops.model.ordering import Order, OrderingDomain, Placement, Unreliable, check_domains

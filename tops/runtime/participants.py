@@ -7,6 +7,7 @@ exception in a callback means:
 |---|---|
 | `on_join` | scope `NONE`: this participant stays out |
 | `on_notify` | ordinary: it is logged; from a durable subscription: it is retried until it succeeds |
+| `on_tcm` | the routing transaction aborts, with the exception's text as the reason |
 | `on_notify_tx`, `on_prepare` | a vote to abort, with the exception's text as the reason |
 | `on_commit`, `on_abort`, `on_compensate` | it is retried until it succeeds: the outcome is decided |
 """
@@ -87,6 +88,14 @@ class Participant:
 
     def on_prepare(self, tx: TxId) -> Awaitable[None] | None:
         """Prepare to commit. After this has returned, only the decision ends the transaction."""
+        return None
+
+    def on_tcm(self, tx: Any, event: Received) -> Awaitable[None] | None:
+        """A tcm of a routing transaction: issue operations of it through `tx`, a `tops.RoutingTransaction`."""
+        return None
+
+    def on_planned(self, subscription: Any) -> Awaitable[None] | None:
+        """A static plan has made a `tops.TreeSubscription` at this site; its events follow, once it has committed."""
         return None
 
     def on_commit(self, tx: TxId) -> Awaitable[None] | None:

@@ -35,8 +35,10 @@ from tops.protocol.effects import (
     DropMemo,
     Effect,
     HistoryJudged,
+    PlannedSubscription,
     SendOnLink,
     SetTimer,
+    TakeTcm,
     TxEnded,
 )
 from tops.protocol.messages import Event, LinkMessage, TxOutcome, TxSpec
@@ -75,6 +77,7 @@ class SiteNode:
         self.drivers: dict[int, ParticipantDriver] = {}
         self.rejected: dict[tuple[str, str], str] = {}  # verb and type -> why
         self.on_ended: Ended | None = None
+        self.on_routed: Callable[[TakeTcm | PlannedSubscription], None] | None = None  # what participants act on
         self.timers = Timers(lambda key: self.act(self.core.timer(key, _now())))
         self.outbox = Outbox(self._perform)
         self._responses: dict[int, asyncio.Future[Any]] = {}
@@ -188,6 +191,9 @@ class SiteNode:
                 self.link.enqueue(encode_message(effect.message))
             return
         match effect:
+            case TakeTcm() | PlannedSubscription():
+                if self.on_routed is not None:
+                    self.on_routed(effect)
             case Call(subscription=subscription):
                 driver = self.drivers.get(subscription)
                 if driver is not None:

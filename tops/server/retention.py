@@ -27,6 +27,7 @@ from tops.protocol.records import (
     OutcomesTruncated,
     PlansDeclared,
     PublishersRetained,
+    RoutingTxRefused,
     Started,
     SubscriptionAdvanced,
     TxRejected,
@@ -202,6 +203,11 @@ class Retainer:
         yield OutcomesTruncated(incarnations=rendezvous.outcomes.incarnations(unfinished))
         for tx in rendezvous.outcomes.rejected:
             yield TxRejected(tx=tx)
+        coordinator = core.tree.coordinator
+        if coordinator is not None:
+            yield from coordinator.committed.values()
+            for tx in coordinator.rejected:
+                yield RoutingTxRefused(tx=tx)
 
 
 def _last_entry(log: EventLog) -> Iterator[LogAppended]:

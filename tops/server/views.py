@@ -5,6 +5,7 @@ from typing import Any
 
 from tops.core.commit.epochs import Epoch, Stage
 from tops.core.ordering.broker import DomainAtBroker
+from tops.core.routing_tx.coordinator import State
 from tops.model.errors import UnknownTransaction
 from tops.model.ids import TxId, hashed_voter
 from tops.model.rejections import sentence
@@ -112,6 +113,10 @@ class Views:
                 for tx in decided.transactions:
                     shown = _shown(tx, epoch_id.event_type, "distributed", "committed")
                     yield {**shown, "epoch": str(epoch_id), "unfinished": sorted(map(hashed_voter, decided.committing))}
+        routing = self.node.core.tree.coordinator
+        for one in routing.open.values() if routing is not None else ():
+            shown = _shown(one.tx, "", f"routing, {one.kind.value}", one.state.value)
+            yield {**shown, "in_doubt": one.state is State.PREPARING}
         for tx, epoch in voting.items():
             yield _with_epoch(_shown(tx, epoch.id.event_type, "distributed", "committing"), epoch)
 
@@ -127,6 +132,11 @@ class Views:
             return {"tx": tx, "state": "aborted", "reason": sentence(outcomes.aborted[TxId(tx)]), "in_doubt": False}
         if tx in outcomes.rejected:
             return {"tx": tx, "state": "aborted", "reason": "rejected", "in_doubt": False}
+        coordinator = self.node.core.tree.coordinator
+        if coordinator is not None and TxId(tx) in coordinator.committed:
+            return {"tx": tx, "state": "committed", "in_doubt": False}
+        if coordinator is not None and TxId(tx) in coordinator.aborted:
+            return {"tx": tx, "state": "aborted", "reason": str(coordinator.aborted[TxId(tx)]), "in_doubt": False}
         raise UnknownTransaction(tx)
 
     def journal(self) -> dict[str, Any]:

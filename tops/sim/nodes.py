@@ -38,6 +38,7 @@ from tops.protocol.effects import (
     SendOnLink,
     SetTimer,
     TakeEvent,
+    TakeTcm,
     TxEnded,
 )
 from tops.protocol.messages import PROTOCOL, DecisionRelayed, Envelope, LinkMessage, LogEntry, QueryPeers
@@ -54,6 +55,7 @@ READING_S = 0.001
 CALLS = (
     JoinTx,
     TakeEvent,
+    TakeTcm,
     NotifyTx,
     PrepareTx,
     CommitTxCall,

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Generator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +27,14 @@ class Result(msgspec.Struct):
     transactions: int
     crashes: int
     simulated_s: float
+
+
+class RunSeed(Protocol):
+    """How one seed of a layer is run."""
+
+    def __call__(
+        self, seed: int, faults: Faults | None = None, *, keep_trace: bool = False
+    ) -> tuple["Result", World]: ...
 
 
 def run_seed(seed: int, faults: Faults | None = None, *, keep_trace: bool = False) -> tuple[Result, World]:
@@ -74,12 +83,15 @@ def run_seeds(
     faults: Faults | None = None,
     processes: int | None = None,
     stopped: Callable[[], bool] = lambda: False,
+    run: RunSeed = run_seed,
 ) -> Generator[Result, None, None]:
-    """Many runs, by default on all cores; results come in the order of the seeds.
+    """Many runs, by default on all cores; results come in the order of the seeds. `run` is a function of a module:
+    workers find it by its name.
+
 
     To stop early, close the iterator or let `stopped` return True: unfinished runs are dropped then.
     """
-    chunks = [(seeds[i : i + RUNS_PER_JOB], faults) for i in range(0, len(seeds), RUNS_PER_JOB)]
+    chunks = [(run, seeds[i : i + RUNS_PER_JOB], faults) for i in range(0, len(seeds), RUNS_PER_JOB)]
     for results in in_order(_run_chunk, chunks, processes or os.cpu_count() or 1, begin_work, stopped):
         yield from results
 
@@ -92,9 +104,9 @@ def begin_work() -> None:
     gc.disable()
 
 
-def _run_chunk(job: tuple[Sequence[int], Faults | None]) -> list[Result]:
-    seeds, faults = job
-    results = [run_seed(seed, faults)[0] for seed in seeds]
+def _run_chunk(job: tuple[RunSeed, Sequence[int], Faults | None]) -> list[Result]:
+    run, seeds, faults = job
+    results = [run(seed, faults)[0] for seed in seeds]
     gc.collect()
     return results
 

@@ -8,9 +8,9 @@ from random import Random
 
 import msgspec
 
-from tops.core.broker.routing import Topology
 from tops.core.commit.epochs import EpochOptions
 from tops.core.coordinator.rendezvous import RendezvousOptions
+from tops.core.overlay.topology import Topology
 from tops.core.participant.participation import SiteOptions, Wish
 from tops.model.constraints import Predicate
 from tops.model.filters import Filter

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.overlay.cluster import Cluster, Recorder
 from tests.support.polling import eventually
 from tops import EventType, Site, TxType
-from tops.core.broker.routing import rendezvous_of
+from tops.core.overlay.topology import rendezvous_of
 from tops.model.errors import InvalidEventType, TransactionAborted
 from tops.model.ids import NodeId
 

@@ -12,7 +12,7 @@ from adapters.embedded.free_ports import free_port
 from tests.integration.overlay.cluster import Cluster, Recorder, event_type
 from tests.support.polling import eventually
 from tops import Broker, EventType, Filter, Scope, Site
-from tops.core.broker.routing import rendezvous_of
+from tops.core.overlay.topology import rendezvous_of
 from tops.core.participant.participation import SiteOptions
 from tops.model.errors import NotReachable, TransactionAborted
 from tops.model.ids import NodeId

@@ -20,7 +20,7 @@ from tests.integration.replication.inprocess import small_cluster
 from tests.integration.replication.workloads import fill, transfer
 from tests.support.command_line import tops_of
 from tests.support.polling import eventually
-from tops.core.broker.routing import rendezvous_of
+from tops.core.overlay.topology import rendezvous_of
 from tops.model.errors import OutcomeUnknown
 from tops.model.ids import NodeId
 

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from tops.core.broker.edge import Edge, SiteLink
-from tops.core.broker.routing import RoutingTable, Topology
+from tops.core.broker.routing import RoutingTable
 from tops.core.commit.decision_sender import CheckProof, Sign
 from tops.core.coordinator.rendezvous import BROKER_ROLE, Rendezvous, RendezvousOptions
 from tops.core.log.event_log import Feed
 from tops.core.ordering.broker import OrderingBroker, OrderingRecord
+from tops.core.overlay.topology import Topology
+from tops.core.routing_tx.broker import TreeBroker
+from tops.core.routing_tx.coordinator import TIMER as ROUTING_TIMER
 from tops.model.constraints import Predicate
 from tops.model.errors import InvalidEventType
 from tops.model.event_types import SetPart, set_of_log, set_part
@@ -28,12 +31,14 @@ from tops.protocol.messages import (
     Address,
     AddressedMessage,
     AdvertisementHandled,
+    BeginRoutingTx,
     BeginTx,
     CensusOpened,
     CensusReplied,
     DecisionRelayed,
     Definitions,
     Dissemination,
+    EndRoutingTx,
     Envelope,
     EventsPublished,
     FollowLog,
@@ -57,13 +62,14 @@ from tops.protocol.messages import (
     Sender,
     StandingRegistered,
     SubscriptionChanged,
+    TreeMessage,
     TxAbandoned,
     TxPublication,
     TxPublished,
     TypeAdvertised,
     decode_body,
 )
-from tops.protocol.records import AnyRecord, LogAppended
+from tops.protocol.records import AnyRecord, LogAppended, RoutingTxCommitted, RoutingTxRefused
 
 TX_ROUTES_MAX = 100_000
 
@@ -91,6 +97,8 @@ class BrokerCore:
         self.edge = Edge(name, entropy(32))
         known = {} if predicates is None else predicates  # not copied: more may be registered later
         self.rendezvous = Rendezvous(name, incarnation, known, options or RendezvousOptions(), entropy, sign)
+        self.tree = TreeBroker(name, incarnation, topology)
+        self.rendezvous.handlers.update(self.tree.handlers(self.rendezvous.handlers[PublisherLost]))
         self._check_proof = check_proof
         ordering = self.ordering = OrderingBroker(
             name, incarnation, topology.domains, topology.rendezvous, topology.brokers, self.rendezvous.logs
@@ -111,7 +119,8 @@ class BrokerCore:
         ]
         first = next(bundles(routes, encoded_bytes), [])
         added = [SendOnLink(neighbour, route) for route in routes[len(first) :]]
-        return [SendOnLink(neighbour, RoutesReset(routes=tuple(first))), *added]
+        tree = self._carry_out(self.tree.broker_up(neighbour), now)
+        return [SendOnLink(neighbour, RoutesReset(routes=tuple(first))), *added, *tree]
 
     def site_up(self, sender: Sender, now: float) -> list[Effect]:
         """A site is connected; all its messages are stamped with `sender`. A new incarnation of a known site replaces
@@ -121,7 +130,7 @@ class BrokerCore:
         if known is not None and known.incarnation != sender.incarnation:
             effects = self.site_lost(known.name, now)
         self.edge.connect(sender)
-        return effects
+        return effects + self._carry_out(self.tree.site_up(sender.node, sender.incarnation), now)
 
     def site_lost(self, name: NodeId, now: float) -> list[Effect]:
         """A site has left, or is unreachable for longer than the grace period: end what waits for it."""
@@ -129,6 +138,7 @@ class BrokerCore:
         if site is None:
             return []
         effects = self._announce_changes(self.table.remove_link(name))
+        effects += self._carry_out(self.tree.site_lost(name), now)
         lost = ParticipantLost(address=site.address)
         publisher_lost = PublisherLost(site=name, incarnation=site.incarnation)
         for broker in sorted(site.contacts):
@@ -154,6 +164,8 @@ class BrokerCore:
             return self._descend(message.publication, message.lineage, message.rendezvous, message.sender, exclude=link)
         if isinstance(message, RouteAdded | RouteRemoved | RoutesReset):
             return self._routes_changed(link, message)
+        if isinstance(message, TreeMessage):
+            return self._carry_out(self.tree.receive(link, message), now)
         return []
 
     def _from_site(self, site: SiteLink, message: LinkMessage, now: float) -> list[Effect]:
@@ -180,6 +192,8 @@ class BrokerCore:
             return self._release(site.name, self.edge.chosen(site, message))
         if isinstance(message, SubscriptionChanged):
             return self._subscribed(site, message, now)
+        if isinstance(message, TreeMessage):
+            return self._carry_out(self.tree.receive(site.name, message), now)
         return []
 
     def _envelope_from_site(self, site: SiteLink, envelope: Envelope, now: float) -> list[Effect]:
@@ -573,6 +587,8 @@ class BrokerCore:
     def timer(self, key: tuple[str, ...], now: float) -> list[Effect]:
         if key[0] == "ordering":
             return self._carry_out(self.ordering.on_timer(key[1], key[2]), now)
+        if key[0] == ROUTING_TIMER:
+            return self._carry_out(self.tree.timer(key), now)
         return self._carry_out(self.rendezvous.on_timer(key, now), now)
 
     def log_read(self, event_type: str, feed: str, entries: tuple[LogEntry, ...], now: float) -> list[Effect]:
@@ -590,13 +606,16 @@ class BrokerCore:
         if isinstance(record, OrderingRecord):
             self.ordering.recover(record)
             return
+        if isinstance(record, RoutingTxCommitted | RoutingTxRefused):
+            self.tree.recover(record)
+            return
         self.rendezvous.recover(record)
         if type(record) is LogAppended:
             self.ordering.recover_appended(record)
 
     def recovered(self, now: float) -> list[Effect]:
         """The journal has been read to its end."""
-        return self._carry_out(self.rendezvous.recovered() + self.ordering.recovered(), now)
+        return self._carry_out(self.rendezvous.recovered() + self.ordering.recovered() + self.tree.started(), now)
 
 
 def _begun_for_another(site: SiteLink, body: AddressedMessage) -> Reject | None:
@@ -605,6 +624,11 @@ def _begun_for_another(site: SiteLink, body: AddressedMessage) -> Reject | None:
         foreign = next((one.tx for one in body.transactions if not site.begins(one.tx)), None)
     elif type(body) is BeginTx or type(body) is RunOneShot:
         foreign = None if site.begins(body.tx) else body.tx
+    elif type(body) is BeginRoutingTx or type(body) is EndRoutingTx:
+        if site.begins(body.tx):
+            return None
+        reason = f"{site.name} can't begin or end {body.tx!r}: ids of its transactions begin with its name"
+        return Reject(site.sender, "begin", "", reason, f"tx {body.tx}")
     else:
         return None
     if foreign is None:

@@ -9,7 +9,7 @@ stay while many lie below it: a change costs a bounded number of comparisons, wh
 from itertools import islice
 from typing import Any, Final
 
-from tops.core.broker.filter_index import FilterIndex
+from tops.core.overlay.filter_index import FilterIndex
 from tops.model.filters import Filter
 
 PASSED_ON_MAX: Final = 1_024  # filters; instead of more, one that matches all events is forwarded

@@ -1,77 +1,22 @@
-"""Routing: which broker is a type's rendezvous, which way a message goes, which links an event takes.
+"""Routing by rendezvous: which links an event takes.
 
-Paths come from the configured topology alone, never from which brokers are reachable, so that all brokers agree on
-them: the next hops towards a rendezvous form a tree, and subscriptions travel up that tree and leave routes that events
+The next hops towards a rendezvous form a tree, and subscriptions travel up that tree and leave routes that events
 follow down. Only filters that cover the others are forwarded, and of those only the changes.
 """
 
-import hashlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 
 from tops.core.broker.covering import Cover
-from tops.core.broker.filter_index import FilterIndex
-from tops.model.errors import ConfigError, InvalidEventType
+from tops.core.overlay.filter_index import FilterIndex
+from tops.model.errors import InvalidEventType
 from tops.model.event_types import EventType
 from tops.model.filters import Filter
 from tops.model.ids import NodeId
-from tops.model.ordering import OrderingDomain, Placement
 from tops.protocol.messages import Definitions
 
 EVERYTHING = Filter.everything()
 LINEAGES_MAX = 10_000
-
-
-@lru_cache(maxsize=4096)
-def rendezvous_of(brokers: tuple[NodeId, ...], family: str) -> NodeId:
-    """The rendezvous broker of a family of event types: the one with the highest hash. Adding or removing one broker
-    moves only the families that it gains or had."""
-    return max(brokers, key=lambda b: hashlib.sha256(f"{b}\0{family}".encode()).digest())
-
-
-def placed_with(domains: Iterable[OrderingDomain]) -> dict[str, str]:
-    """Families that do not meet where their own names say, but where the name of their ordering domain does."""
-    together = [domain for domain in domains if domain.placement is Placement.TOGETHER]
-    return {name: domain.name for domain in together for name in domain.types}
-
-
-class Topology:
-    """The brokers of the configuration and the links between them."""
-
-    def __init__(self, links: Mapping[NodeId, Iterable[NodeId]], domains: Sequence[OrderingDomain] = ()) -> None:
-        self.domains = tuple(domains)
-        self._placed = placed_with(domains)
-        neighbours: dict[NodeId, set[NodeId]] = {b: set() for b in links}
-        for broker, others in links.items():
-            for other in others:
-                if other not in neighbours:
-                    raise ConfigError(f"broker {broker!r} has a link to {other!r}, which is not configured")
-                neighbours[broker].add(other)
-                neighbours[other].add(broker)
-        self.neighbours = {b: tuple(sorted(n)) for b, n in sorted(neighbours.items())}
-        self.brokers = tuple(self.neighbours)
-        self._next_hops: dict[NodeId, dict[NodeId, NodeId]] = {b: self._towards(b) for b in self.brokers}
-
-    def rendezvous(self, family: str) -> NodeId:
-        """The rendezvous broker of a family of event types."""
-        return rendezvous_of(self.brokers, self._placed.get(family, family))
-
-    def next_hop(self, broker: NodeId, target: NodeId) -> NodeId | None:
-        """The neighbour of `broker` on the way to `target`; None if there is no way."""
-        return self._next_hops.get(target, {}).get(broker)
-
-    def _towards(self, target: NodeId) -> dict[NodeId, NodeId]:
-        hops: dict[NodeId, NodeId] = {}
-        reached, frontier = {target}, deque([target])
-        while frontier:
-            near = frontier.popleft()
-            for far in self.neighbours[near]:
-                if far not in reached:
-                    reached.add(far)
-                    hops[far] = near
-                    frontier.append(far)
-        return hops
 
 
 class Ancestries:

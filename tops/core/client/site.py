@@ -19,6 +19,8 @@ from tops.core.commit.decision_sender import CheckProof
 from tops.core.ordering.site import SiteOrdering
 from tops.core.participant.calls import Calls
 from tops.core.participant.participation import Participation, SiteOptions, Wish
+from tops.core.routing_tx.site import TreeSite
+from tops.core.routing_tx.site_transactions import TIMER as ROUTING_TIMER
 from tops.model.errors import NotReachable, TopsError
 from tops.model.filters import Filter
 from tops.model.ids import NodeId, TxId
@@ -60,7 +62,10 @@ from tops.protocol.messages import (
     QueryPeers,
     RecoverLog,
     RouteConfirmed,
+    RoutingTxBegan,
+    RoutingTxEnded,
     StandingAccepted,
+    TreeMessage,
     TxOpened,
     TxOutcome,
     TxOutcomes,
@@ -92,6 +97,7 @@ class SiteCore:
         self.brokers, self.types, self.advertised = directory.brokers, directory.types, directory.advertised
         self.calls = Calls()
         self.link: NodeId | None = None
+        self.tree = TreeSite(name, incarnation, self.brokers, self.calls)
         self.events = EventPublisher(directory)
         self.advertising = self.events.advertising
         participation = self.participation = Participation(
@@ -144,6 +150,8 @@ class SiteCore:
             LogEnded: self._on_log_ended,
             LogRecovered: self._on_log_recovered,
             CutMade: self.ordering.on_cut,
+            RoutingTxBegan: self.tree.on_began,
+            RoutingTxEnded: self.tree.on_ended,
         }
 
     @property
@@ -163,10 +171,11 @@ class SiteCore:
         """A link to a broker that has no state of this site yet."""
         self.link = broker
         effects = self.participation.link_up(broker) + self.ordering.link_up(broker) + self.events.announce()
+        effects += self.tree.link_up(broker)
         return self._request(effects + self._repeat(0.0))
 
     def link_down(self) -> None:
-        self.link = None
+        self.link = self.tree.link = None
 
     def receive(self, message: LinkMessage, now: float) -> list[Effect]:
         if type(message) is Envelope:
@@ -185,7 +194,13 @@ class SiteCore:
                 return self._carry_out(self.ordering.on_publication(message, now))
             effects = self._publications[type(publication)](publication, message, self.link)
             return self._carry_out(effects) if effects else effects
+        elif isinstance(message, TreeMessage) and self.link is not None:
+            return self._carry_out(self.tree.receive(message))
         return []
+
+    def routed(self, effects: list[Effect]) -> list[Effect]:
+        """Carry out what the application asked of the tree's side of this site."""
+        return self._carry_out(effects)
 
     # --------------------------------------------------------------------------------------------- types and events
 
@@ -435,6 +450,8 @@ class SiteCore:
             return self._request(self._repeat(self.options.retry_s))
         if key[0] == "ordering":
             return self._carry_out(self.ordering.on_timer(*key[1:]))
+        if key[0] == ROUTING_TIMER:
+            return self._carry_out(self.tree.timer(key))
         return self._carry_out(self.participation.on_timer(key))
 
     def _repeat(self, elapsed_s: float) -> list[Effect]:
@@ -471,7 +488,7 @@ class SiteCore:
         whatever needs them is repeated when there is one."""
         link = self.link
         if link is None:
-            return [effect for effect in effects if not isinstance(effect, SendTo | Disseminate)]
+            return [effect for effect in effects if not isinstance(effect, SendTo | Disseminate | SendOnLink)]
         for index, effect in enumerate(effects):
             if type(effect) is SendTo:
                 effects[index] = SendOnLink(link, Envelope(to=effect.to, body=effect.message))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tops.core.broker.routing import placed_with, rendezvous_of
+from tops.core.overlay.topology import placed_with, rendezvous_of
 from tops.model.errors import TopsError
 from tops.model.event_types import EventTypes
 from tops.model.ids import NodeId

@@ -70,6 +70,28 @@ from tops.protocol.messages.publishers import (
     TxOutcomes,
     VotesMissing,
 )
+from tops.protocol.messages.routing_tx import (
+    AskRoutingTx,
+    BeginRoutingTx,
+    BrokerJoins,
+    DomainOpened,
+    EndRoutingTx,
+    EventStep,
+    Flip,
+    PlanStarted,
+    PrepareRoutingTx,
+    RouteChanged,
+    RouteEnded,
+    RouteStep,
+    RoutingTxBegan,
+    RoutingTxDecided,
+    RoutingTxEnded,
+    RoutingTxVoted,
+    StepDone,
+    StepProcessed,
+    TreeDelivered,
+    TreePublished,
+)
 from tops.protocol.messages.values import Address, Definitions, Message, Sender
 
 AddressedMessage = (
@@ -131,6 +153,12 @@ AddressedMessage = (
     | CutMade
     | PartialCut
     | AskCompleted
+    | BeginRoutingTx
+    | RoutingTxBegan
+    | EndRoutingTx
+    | AskRoutingTx
+    | RoutingTxEnded
+    | BrokerJoins
 )
 
 
@@ -203,4 +231,22 @@ class ScopeChosen(Message, frozen=True):
     distributed: bool
 
 
-LinkMessage = Envelope | Dissemination | RouteAdded | RouteRemoved | RoutesReset | SubscriptionChanged | ScopeChosen
+TreeMessage = (
+    RouteChanged
+    | RouteEnded
+    | TreePublished
+    | TreeDelivered
+    | RouteStep
+    | EventStep
+    | StepDone
+    | StepProcessed
+    | PlanStarted
+    | PrepareRoutingTx
+    | RoutingTxVoted
+    | RoutingTxDecided
+    | Flip
+    | DomainOpened
+)
+LinkMessage = (
+    Envelope | Dissemination | RouteAdded | RouteRemoved | RoutesReset | SubscriptionChanged | ScopeChosen | TreeMessage
+)

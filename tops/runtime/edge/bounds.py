@@ -29,6 +29,7 @@ from tops.protocol.messages import (
     EventsPublished,
     FollowLog,
     OneShot,
+    PlannedStep,
     RecoverLog,
     RunOneShot,
     RunOneShots,
@@ -44,6 +45,7 @@ PART_BYTES_MAX: Final = 64 * 2**10  # of a part of a message that the broker kee
 VALUES: Final = frozenset(
     [
         (Event, "body"),
+        (PlannedStep, "body"),
         (TxSpec, "attributes"),
         (EventsPublished, "bodies"),
         (EpochVoted, "results"),

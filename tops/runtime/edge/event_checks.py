@@ -18,14 +18,17 @@ from tops.model.errors import InvalidEvent, ProtocolError
 from tops.model.event_types import NAME_LENGTH_MAX, NESTING_MAX, SETS_ROOT, EventType, SetPart, set_part
 from tops.protocol.messages import (
     BeginPublic,
+    BeginRoutingTx,
     BeginTx,
     CensusOpened,
     Event,
     EventsPublished,
+    EventStep,
     Published,
     PublishInTx,
     RunOneShot,
     RunOneShots,
+    TreePublished,
     TxPublished,
     TxSpec,
     TypeAdvertised,
@@ -54,6 +57,9 @@ _CHECKED: Final = frozenset(
         BeginPublic,
         CensusOpened,
         TypeAdvertised,
+        TreePublished,
+        EventStep,
+        BeginRoutingTx,
     ]
 )  # all messages with values of any kind; `Filter` checks its own
 
@@ -113,6 +119,11 @@ class EventChecks:
                 self._encoded(message)
             case Published(event=event) | TxPublished(event=event) | PublishInTx(event=event):
                 self.event(event)
+            case TreePublished(event=event) | EventStep(event=event):
+                self.event(event)
+            case BeginRoutingTx(steps=steps):
+                for step in steps:
+                    check_nesting(step.event_type, step.body)
             case BeginTx(spec=spec) | BeginPublic(spec=spec) | CensusOpened(spec=spec):
                 self._in_transaction(spec, ())
             case TypeAdvertised(plans=plans) if plans is not None:

@@ -25,6 +25,7 @@ from tops.protocol.messages import (
     Dissemination,
     Envelope,
     EventsPublished,
+    EventStep,
     FollowLog,
     GetOutcome,
     IndexesSkipped,
@@ -36,9 +37,12 @@ from tops.protocol.messages import (
     PublisherDone,
     PublishInTx,
     RecoverLog,
+    RouteChanged,
+    RouteStep,
     RunOneShots,
     StandingRegistered,
     SubscriptionChanged,
+    TreePublished,
     TxPublished,
     TypeAdvertised,
     type_of,
@@ -119,6 +123,7 @@ class Guard:
                 self._check_subscription(message)
             else:
                 self._check_rights(message)
+                self._checks.check(message)
         except PermissionDenied as error:
             return GuardRejection(_subjects(message), error)
         except (InvalidEvent, InvalidEventType, InvalidTransaction) as error:
@@ -313,6 +318,12 @@ def _subject(message: LinkMessage) -> str:
             return f"begin {request}"
         case Envelope(body=body):
             return f"tx {getattr(body, 'tx', '')}"
+        case RouteChanged(route=route):
+            return f"route {route.key}"
+        case TreePublished(event=event):
+            return f"events {event.type}"
+        case RouteStep(step=step) | EventStep(step=step):
+            return f"step {step.op}"
     return ""
 
 

@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tops.model.event_types import SetPart, set_part
+from tops.model.routing import RouteKind
 from tops.protocol.messages import (
     AbortTx,
     AdvertisementHandled,
     AppliedIndexReported,
     AskCompleted,
+    AskRoutingTx,
     BeginPublic,
+    BeginRoutingTx,
     BeginTx,
+    BrokerJoins,
     CensusOpened,
     CensusReplied,
     ChainPassed,
@@ -27,7 +31,9 @@ from tops.protocol.messages import (
     DecisionRelayed,
     Definitions,
     Dissemination,
+    DomainOpened,
     EndLog,
+    EndRoutingTx,
     Envelope,
     EpochDecided,
     EpochFinished,
@@ -36,7 +42,9 @@ from tops.protocol.messages import (
     EventConfirmed,
     EventsPublished,
     EventsRejected,
+    EventStep,
     FinishNoted,
+    Flip,
     FollowLog,
     FollowRejected,
     GetAppliedIndex,
@@ -57,7 +65,9 @@ from tops.protocol.messages import (
     PartialCut,
     ParticipantAborted,
     ParticipantLost,
+    PlanStarted,
     PrepareEpoch,
+    PrepareRoutingTx,
     Published,
     PublisherDone,
     PublisherLost,
@@ -65,10 +75,18 @@ from tops.protocol.messages import (
     PublishInTxHandled,
     QueryPeers,
     RecoverLog,
+    Route,
     RouteAdded,
+    RouteChanged,
     RouteConfirmed,
+    RouteEnded,
     RouteRemoved,
     RoutesReset,
+    RouteStep,
+    RoutingTxBegan,
+    RoutingTxDecided,
+    RoutingTxEnded,
+    RoutingTxVoted,
     RunOneShot,
     RunOneShots,
     ScopeChosen,
@@ -76,8 +94,12 @@ from tops.protocol.messages import (
     StandingAccepted,
     StandingRegistered,
     StandingWithdrawn,
+    StepDone,
+    StepProcessed,
     SubscriptionChanged,
     SubscriptionsAnnounced,
+    TreeDelivered,
+    TreePublished,
     TxAbandoned,
     TxBegan,
     TxOpened,
@@ -211,6 +233,33 @@ def _advertises(m: TypeAdvertised) -> Iterable[Right]:
     return rights if m.plans is None and m.members is None else [*rights, _on(Verb.ORIGINATE, name)]
 
 
+def _registering(route: Route) -> Right:
+    if route.kind is RouteKind.ADVERTISEMENT:
+        return publishing(route.event_type)
+    return receiving(route.event_type)
+
+
+def _changing(m: RouteChanged) -> Iterable[Right]:
+    return (_registering(m.route),) if m.added else ()  # an end
+
+
+def _taking_part_in(event_type: str) -> Right:
+    """Whoever begins routing transactions needs begin, whoever acts on the tcm of another participate."""
+    return ((Verb.BEGIN, Verb.PARTICIPATE), event_type)
+
+
+def _stepping(m: RouteStep) -> Iterable[Right]:
+    return (_registering(m.route), _taking_part_in(m.route.event_type))
+
+
+def _publishing_step(m: EventStep) -> Iterable[Right]:
+    return (publishing(m.event.type), _taking_part_in(m.event.type))
+
+
+def _planning(m: BeginRoutingTx) -> Iterable[Right]:
+    return [_on(Verb.BEGIN, name) for name in sorted({step.event_type for step in m.steps})]
+
+
 def _nothing(m: object) -> Iterable[Right]:
     return ()
 
@@ -296,6 +345,27 @@ LINK_RIGHTS: Mapping[type, Need | None] = {
     TxOutcome: None,
     TxOutcomes: None,
     PublisherLost: None,
+    # tree routing, and transactions over it
+    RouteChanged: Need("a subscription subscribe, an advertisement publish", _changing),
+    TreePublished: Need("publish", lambda m: (publishing(m.event.type),)),
+    RouteStep: Need("a subscription subscribe, an advertisement publish; also begin or participate", _stepping),
+    EventStep: Need("publish; also begin or participate", _publishing_step),
+    StepDone: Need("none: only about what the site was sent", _nothing),
+    RoutingTxVoted: Need("none: only where the site was asked", _nothing),
+    BeginRoutingTx: Need("begin, for each event type of a static plan", _planning),
+    EndRoutingTx: Need(_OWN, _nothing),
+    AskRoutingTx: Need("none: the id of a transaction tells who took part in it", _nothing),
+    RouteEnded: None,
+    TreeDelivered: None,
+    StepProcessed: None,
+    PlanStarted: None,
+    PrepareRoutingTx: None,
+    RoutingTxDecided: None,
+    Flip: None,
+    DomainOpened: None,
+    RoutingTxBegan: None,
+    RoutingTxEnded: None,
+    BrokerJoins: None,
     # participants
     CensusReplied: _TAKES_PART,
     StandingRegistered: _TAKES_PART,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, Final, Generic, TypeVar
 
-from tops.core.broker.interval_index import IntervalTree, Rays
+from tops.core.overlay.interval_index import IntervalTree, Rays
 from tops.model.event_types import PYTHON_TYPES
 from tops.model.filters import Constraint, Filter
 from tops.model.value_sets import ValueSet, can_be_ordered, is_least
