@@ -354,7 +354,11 @@ class BrokerCore:
         rule it out."""
         if event_type in self.ordering.topics:
             return False
-        return self.table.types.may_pass_early(event_type) and not set_of_log(event_type)
+        if set_part(event_type) is not SetPart.NONE:
+            # The name of a replica set's type says what it is. Requests must reach a replica while the rendezvous of
+            # its set is down.
+            return not set_of_log(event_type)
+        return self.table.types.may_pass_early(event_type)
 
     def _discloses_sender(self, lineage: tuple[str, ...]) -> bool:
         """Whether subscribers receive the sender of an event, by the definition of its publishers.
