@@ -62,7 +62,11 @@ class _PlainConnection(asyncpg.Connection):
         A server that dies tells idle sessions before it closes them. Until the end of the connection arrives the driver
         takes each statement for one beside another, or the connection for closed."""
         try:
-            await super().execute("")
+            await super().execute("select 1")
+        except asyncpg.PostgresConnectionError:
+            raise
+        except asyncpg.PostgresError:
+            return  # an answer: the session is in a transaction that has failed
         except (asyncpg.InternalClientError, asyncpg.InterfaceError):
             self.terminate()
             raise asyncpg.ConnectionDoesNotExistError("the server has ended the session") from error
