@@ -57,11 +57,13 @@ class _PlainConnection(asyncpg.Connection):
             raise
 
     async def _check_alive(self, error: asyncpg.InternalClientError) -> None:
-        """A server that dies says so to idle sessions before it closes them. Until then the driver takes the connection
-        for open, and every statement for one beside another: it is lost."""
+        """Raise a lost connection if the session takes no other statement either.
+
+        A server that dies tells idle sessions before it closes them. Until the end of the connection arrives the driver
+        takes each statement for one beside another, or the connection for closed."""
         try:
             await super().execute("")
-        except asyncpg.InternalClientError:
+        except (asyncpg.InternalClientError, asyncpg.InterfaceError):
             self.terminate()
             raise asyncpg.ConnectionDoesNotExistError("the server has ended the session") from error
 
