@@ -31,7 +31,7 @@ def rendezvous_of(brokers: tuple[NodeId, ...], family: str) -> NodeId:
 
 
 def placed_with(domains: Iterable[OrderingDomain]) -> dict[str, str]:
-    """Families that do not meet where their own names say, but where the name of their ordering domain does."""
+    """The families whose rendezvous follows from the name of their ordering domain instead of their own name."""
     together = [domain for domain in domains if domain.placement is Placement.TOGETHER]
     return {name: domain.name for domain in together for name in domain.types}
 

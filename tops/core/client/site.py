@@ -339,7 +339,7 @@ class SiteCore:
             return effects
         known = self.participation.subscriptions.get(number)
         if known is not None and self.ordering.is_ordered(known):
-            return effects + self.ordering.answer_when_ordered(request, number)
+            return effects + self.ordering.complete_when_ordered(request, number)
         return [*effects, CompleteRequest(request, number)]
 
     def get_log_state(self, request: int, event_type: str) -> list[Effect]:

@@ -19,7 +19,7 @@ class Route(msgspec.Struct, frozen=True):
     coordinator: NodeId
     lineage: tuple[str, ...]
     durable: bool
-    ordered: bool  # its events reach nobody before they have their timestamps
+    ordered: bool  # its events are forwarded only with complete timestamps
 
 
 class TypeDirectory:

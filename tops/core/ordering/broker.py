@@ -10,10 +10,10 @@ from tops.model.ordering import Layout, OrderingDomain, Placement
 from tops.protocol.effects import Disseminate, Effect, Persist, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
-    AskCompleted,
     ChainPassed,
     ChainTaken,
     ChangeSubscription,
+    ConfirmEvent,
     EventConfirmed,
     IndexesSkipped,
     LogEntry,
@@ -89,12 +89,12 @@ class DomainAtBroker:
         return numbered if self.domain.causal or not managers.pending[topic] else [*numbered, _confirmed(waiting)]
 
     def _confirm_again(self, managers: TopicManagers, topic: int, repeated: Waiting) -> list[Effect]:
-        """In a causal domain a publisher goes on once the timestamp is complete, not before."""
+        """In a causal domain a publisher continues once the timestamp is complete, not before."""
         if self.domain.causal and managers.waits(topic, lambda w: _publisher(w) == _publisher(repeated)):
             return []
         return [_confirmed(repeated)]
 
-    def on_asked(self, m: AskCompleted, topic: int, sender: Sender, at: Address) -> list[Effect]:
+    def on_confirm(self, m: ConfirmEvent, topic: int, sender: Sender, at: Address) -> list[Effect]:
         """A publisher waits for an event that is not durable: it is either under way, or done, or lost."""
         managers = self.managers
         if managers is None or managers.waits(
@@ -141,7 +141,7 @@ class DomainAtBroker:
         )
 
     def marker(self, topic: int) -> IndexesSkipped | None:
-        """For a link on which this topic is wanted anew: all that was sent before it is lost to whoever is behind."""
+        """For a link on which this topic is requested again: events that were sent earlier don't reach its end."""
         managers = self.managers
         if managers is None or topic not in managers.numbered:
             return None
@@ -153,13 +153,13 @@ class DomainAtBroker:
     # ---------------------------------------------------------------------------------------------------- restarts
 
     def started(self) -> list[Effect]:
-        """Tell the other brokers until each of them has answered."""
+        """Announce the start to the other brokers, repeatedly until each of them has responded."""
         if not self.unanswered:
             self._announced()
             return []
-        told = StageStarted(domain=self.domain.name, incarnation=self.incarnation)
+        started = StageStarted(domain=self.domain.name, incarnation=self.incarnation)
         timer = SetTimer(("ordering", self.domain.name, "started"), RETRY_S)
-        return [*(SendTo(Address(broker), told) for broker in self.unanswered), timer]
+        return [*(SendTo(Address(broker), started) for broker in self.unanswered), timer]
 
     def on_started(self, started: StageStarted, broker: NodeId) -> list[Effect]:
         effects = self.edge.on_started(started, broker)
@@ -231,7 +231,7 @@ class OrderingBroker:
             StageStarted: self._started,
             SubscriptionsAnnounced: self._announced,
             ChangeSubscription: self._change,
-            AskCompleted: self._asked,
+            ConfirmEvent: self._confirm,
         }
 
     def on_published(self, published: Published, family: str, sender: Sender, at: Address) -> list[Effect]:
@@ -245,7 +245,7 @@ class OrderingBroker:
         return domain.marker(topic)
 
     def site_lost(self, subscriber: Address) -> list[Effect]:
-        """A site is gone for good."""
+        """A site is lost: its session has ended and does not resume."""
         return [effect for domain in self.domains.values() for effect in domain.edge.site_lost(subscriber)]
 
     def _passed(self, m: ChainPassed, sender: Sender, at: Address, now: float) -> list[Effect]:
@@ -278,9 +278,9 @@ class OrderingBroker:
         domain = self.domains.get(m.domain)
         return domain.edge.on_change(m, at) if domain is not None else []
 
-    def _asked(self, m: AskCompleted, sender: Sender, at: Address, now: float) -> list[Effect]:
+    def _confirm(self, m: ConfirmEvent, sender: Sender, at: Address, now: float) -> list[Effect]:
         known = self.topics.get(m.origin.family)
-        return known[0].on_asked(m, known[1], sender, at) if known is not None else []
+        return known[0].on_confirm(m, known[1], sender, at) if known is not None else []
 
     # ------------------------------------------------------------------------------------------------ time, recovery
 
@@ -288,7 +288,7 @@ class OrderingBroker:
         return self.domains[domain].on_timer(kind)
 
     def recover(self, record: OrderingRecord) -> None:
-        """A record of one of the domains; of one that is not configured any more nothing is kept."""
+        """A record of one of the domains. Records of a domain that is not configured any more are ignored."""
         domain = self.domains.get(record.domain)
         if domain is not None:
             domain.recover(record)
@@ -300,7 +300,7 @@ class OrderingBroker:
             known[0].managers.recover_released(known[1], record.entry.number)
 
     def recovered(self) -> list[Effect]:
-        """The journal has been read. Go on, and tell the other brokers."""
+        """The journal has been read: resume, and announce the start to the other brokers."""
         effects: list[Effect] = []
         for domain in self.domains.values():
             if domain.managers is not None:
@@ -309,7 +309,7 @@ class OrderingBroker:
         return effects
 
     def kept(self) -> Iterator[AnyRecord]:
-        """What must be written again before old parts of the journal go."""
+        """The records that must be written again before old segments of the journal are deleted."""
         for domain in self.domains.values():
             if domain.managers is not None:
                 yield from domain.managers.kept()

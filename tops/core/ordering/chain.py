@@ -86,7 +86,7 @@ class Incoming:
 
     def fresh(self, sender: NodeId, passed: ChainPassed) -> Iterator[tuple[int, ChainItem]]:
         """The items that were not taken, in order; nothing while one before them is missing: the sender repeats it."""
-        # What the sender knows to be taken was taken, also where an incarnation of ours that is gone did so.
+        # Items that the sender knows to be taken were taken, possibly by an earlier incarnation of this broker.
         cursor = self.taken[sender] = max(self.taken.get(sender, 0), passed.acknowledged)
         if passed.after > cursor:
             return

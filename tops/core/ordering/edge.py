@@ -32,7 +32,7 @@ class OrderingEdge:
         """A site's request, which its broker passes on in its name."""
         numbers = self._layout.number_of
         if subscriber.broker != self._me or not all(name in numbers for name in (*change.types, *change.former)):
-            return []  # a site learns the domains from its broker, and asks that one
+            return []  # a site learns the domains from its broker, and sends its requests to that one
         topics = tuple(sorted({numbers[name] for name in change.types}))
         known = self.latest.get(subscriber)
         if not change.name:  # durable subscriptions need no groups
@@ -43,7 +43,7 @@ class OrderingEdge:
         return self._pass(subscriber, change.version, topics, members, change.name) if members else []
 
     def site_lost(self, subscriber: Address) -> list[Effect]:
-        """Its subscription ends, as if the site had asked for it."""
+        """The subscription of the site ends, as if the site had requested it."""
         known = self.latest.pop(subscriber, None)
         if known is None or not known.topics:
             return []

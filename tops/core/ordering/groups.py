@@ -14,7 +14,7 @@ from tops.model.ids import NodeId
 from tops.model.ordering import Layout
 from tops.protocol.messages import Address, KnownSubscription
 
-ENDED_MAX = 100_000  # subscribers that are gone and whose last version is remembered
+ENDED_MAX = 100_000  # subscribers that have ended and whose last version is remembered
 
 
 class Group(NamedTuple):
@@ -59,10 +59,10 @@ class Groups:
         return True
 
     def forget_sites_of(self, broker: NodeId, incarnation: int) -> None:
-        """A broker has started: the subscribers of its earlier incarnations are gone."""
+        """A broker has started: the subscribers of its earlier incarnations have ended."""
         self._started[broker] = max(self._started.get(broker, 0), incarnation)
-        gone = [s for s, known in self.known.items() if s.broker == broker and known.incarnation < incarnation]
-        for subscriber in gone:
+        ended = [s for s, known in self.known.items() if s.broker == broker and known.incarnation < incarnation]
+        for subscriber in ended:
             self._count(frozenset(self.known.pop(subscriber).topics), frozenset())
 
     def announced(self) -> None:

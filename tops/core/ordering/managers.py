@@ -77,7 +77,7 @@ class TopicManagers:
         self.hops = 0  # partial timestamps that were passed on
         self._release = release
         self._to_open: deque[tuple[int, Waiting]] = deque()
-        # Without a journal a stage does not know what has passed it before its start. The stage below tells.
+        # Without a journal a stage does not know what passed it before its start; the stage below sends it the counts.
         self.is_open = self.durable or stage == len(layout.stages) - 1
         self._owes_opening = False
         self._flushing = self._retrying = False
@@ -339,12 +339,12 @@ class TopicManagers:
         self.pending[topic].pop(index, None)
 
     def recovered(self) -> list[Effect]:
-        """The journal has been read: go on with what was under way."""
+        """The journal has been read: resume the lines that were under way."""
         effects = [effect for topic in self.pending for effect in self._release_all(topic)]
         return effects + self._flush_soon()
 
     def kept(self) -> Iterator[AnyRecord]:
-        """What must be written again before old parts of the journal go."""
+        """The records that must be written again before old segments of the journal are deleted."""
         domain = self.layout.domain.name
         if not self.durable:
             return

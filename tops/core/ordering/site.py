@@ -1,7 +1,7 @@
 """The ordering modules of one site, one per domain, behind its subscriptions that are not durable.
 
-A module is told of a topic when the subscription's route stands: from then on every event that is numbered reaches this
-site. On a new link all topics begin again, since events may have been lost with the old one.
+A module adds a topic once the route of the subscription is confirmed: from then on every event that gets an index
+reaches this site. On a new link all topics begin again, since events may have been lost with the old one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,16 +36,16 @@ class SiteOrdering:
         self._subscriptions, self._retry_s = subscriptions, retry_s
         self.modules: dict[str, OrderingModule] = {}
         self._without_route: dict[int, Subscription] = {}
-        self._waiting: dict[int, list[int]] = {}  # subscription -> requests that are answered when it is ordered
+        self._waiting: dict[int, list[int]] = {}  # subscription -> requests that complete when it is ordered
         self._link: NodeId | None = None
-        self._asking = False
+        self._is_timer_set = False
 
     def is_ordered(self, s: Subscription) -> bool:
         """Whether events of this subscription come through an ordering module."""
         return s.family in self._topics and s.wish.durable is None and s.replica is None
 
     def link_up(self, link: NodeId) -> list[Effect]:
-        """All that is ordered begins again behind what this link brings."""
+        """All ordered subscriptions begin again with the events that this link brings."""
         self._link = link
         effects: list[Effect] = []
         for module in self.modules.values():
@@ -56,11 +56,11 @@ class SiteOrdering:
         return effects
 
     def added(self, s: Subscription) -> list[Effect]:
-        """A subscription was announced on the link; its route is asked for behind it."""
+        """A subscription was announced on the link. The request to confirm its route must follow it on that link."""
         if not self.is_ordered(s) or self._link is None:
             return []
         self._without_route[s.number] = s
-        return [_request(s), *self._ask_later()]
+        return [_request(s), *self._request_later()]
 
     def removed(self, s: Subscription) -> list[Effect]:
         """A subscription has ended."""
@@ -75,26 +75,26 @@ class SiteOrdering:
     def _others(self, s: Subscription) -> list[Subscription]:
         return [other for other in self._subscriptions.values() if other is not s]
 
-    def _ask_later(self) -> list[Effect]:
-        if self._asking or not self._without_route:
+    def _request_later(self) -> list[Effect]:
+        if self._is_timer_set or not self._without_route:
             return []
-        self._asking = True
+        self._is_timer_set = True
         return [SetTimer(ROUTES, self._retry_s)]
 
     def on_route(self, number: int) -> list[Effect]:
-        """What is published from now on reaches this subscription."""
+        """The route is in place: events that are published from now on reach this subscription."""
         s = self._without_route.pop(number, None)
         if s is None:
             return []
         domain, topic = self._topics[s.family]
-        return self._and_answer(self._module(domain).subscribe([topic]))
+        return self._and_complete(self._module(domain).subscribe([topic]))
 
-    def answer_when_ordered(self, request: int, number: int) -> list[Effect]:
-        """A request that waits for a subscription; answered when its events are delivered in order."""
+    def complete_when_ordered(self, request: int, number: int) -> list[Effect]:
+        """Complete a request that waits for a subscription, once its events are delivered in order."""
         self._waiting.setdefault(number, []).append(request)
-        return self._and_answer([])
+        return self._and_complete([])
 
-    def _and_answer(self, effects: list[Effect]) -> list[Effect]:
+    def _and_complete(self, effects: list[Effect]) -> list[Effect]:
         for number in list(self._waiting):
             s = self._subscriptions.get(number)
             if s is None or self.holds(s):
@@ -153,19 +153,19 @@ class SiteOrdering:
             return []
         if type(publication) is OrderedPublished:
             arrived = Arrived(publication.index, publication.entries, message, now)
-            return self._and_answer(module.on_event(publication.topic, arrived))
+            return self._and_complete(module.on_event(publication.topic, arrived))
         assert type(publication) is IndexesSkipped
-        return self._and_answer(module.on_skipped(publication.topic, publication.after, publication.upto))
+        return self._and_complete(module.on_skipped(publication.topic, publication.after, publication.upto))
 
     def on_cut(self, cut: CutMade) -> list[Effect]:
         module = self.modules.get(cut.domain)
-        return self._and_answer(module.on_cut(cut.version, cut.entries)) if module is not None else []
+        return self._and_complete(module.on_cut(cut.version, cut.entries)) if module is not None else []
 
     def on_timer(self, domain: str, kind: str, *of: str) -> list[Effect]:
         if kind == ROUTES[2]:
-            self._asking = False
-            return [*(_request(s) for s in self._without_route.values()), *self._ask_later()]
-        return self._and_answer(self.modules[domain].on_timer(kind, *of))
+            self._is_timer_set = False
+            return [*(_request(s) for s in self._without_route.values()), *self._request_later()]
+        return self._and_complete(self.modules[domain].on_timer(kind, *of))
 
 
 def _request(s: Subscription) -> SendTo:

@@ -41,11 +41,11 @@ from tops.protocol.messages.logs import (
     TypeAdvertised,
 )
 from tops.protocol.messages.ordering import (
-    AskCompleted,
     ChainItem,
     ChainPassed,
     ChainTaken,
     ChangeSubscription,
+    ConfirmEvent,
     CutMade,
     IndexesSkipped,
     KnownSubscription,
@@ -135,7 +135,6 @@ __all__ = [
     "AddressedMessage",
     "AdvertisementHandled",
     "AppliedIndexReported",
-    "AskCompleted",
     "BeginPublic",
     "BeginTx",
     "CensusOpened",
@@ -146,6 +145,7 @@ __all__ = [
     "ChainTaken",
     "ChangeSubscription",
     "CommitTx",
+    "ConfirmEvent",
     "ConfirmRoute",
     "CutMade",
     "DecisionRelayed",

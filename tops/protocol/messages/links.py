@@ -25,10 +25,10 @@ from tops.protocol.messages.logs import (
     TypeAdvertised,
 )
 from tops.protocol.messages.ordering import (
-    AskCompleted,
     ChainPassed,
     ChainTaken,
     ChangeSubscription,
+    ConfirmEvent,
     CutMade,
     PartialCut,
     StageStarted,
@@ -130,7 +130,7 @@ AddressedMessage = (
     | ChangeSubscription
     | CutMade
     | PartialCut
-    | AskCompleted
+    | ConfirmEvent
 )
 
 

@@ -81,8 +81,8 @@ class ChainTaken(Message, frozen=True):
 
 @final
 class StageStarted(Message, frozen=True):
-    """A broker has started. The managers there ask for what they have lost, and sites of its earlier incarnation are
-    gone. Repeated until it is answered with `SubscriptionsAnnounced`."""
+    """A broker has started. Its managers request the state that they have lost, and the sites of its earlier
+    incarnation have ended. Repeated until the response `SubscriptionsAnnounced` arrives."""
 
     domain: str
     incarnation: int
@@ -102,7 +102,7 @@ class SubscriptionsAnnounced(Message, frozen=True):
     """The subscriptions of the sites at one broker, for topic managers that have lost them."""
 
     domain: str
-    incarnation: int  # of the broker that asked
+    incarnation: int  # of the requesting broker
     subscriptions: tuple[KnownSubscription, ...]
     last: bool = True  # of the messages that it takes
 
@@ -133,9 +133,9 @@ class CutMade(Message, frozen=True):
 
 
 @final
-class AskCompleted(Message, frozen=True):
-    """A publisher asks whether an event that is not durable still waits for its timestamp; `EventConfirmed` says that
-    it does not."""
+class ConfirmEvent(Message, frozen=True):
+    """A publisher's request whether an event that is not durable still waits for its timestamp. The response
+    `EventConfirmed` says that it does not."""
 
     event_type: str
     origin: Origin

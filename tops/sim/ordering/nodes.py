@@ -14,8 +14,8 @@ from tops.model.ids import NodeId
 from tops.protocol.effects import Alarm, Disseminate, Effect, Note, Persist, SendTo, SetTimer
 from tops.protocol.messages import (
     Address,
-    AskCompleted,
     ChangeSubscription,
+    ConfirmEvent,
     CutMade,
     Event,
     EventConfirmed,
@@ -31,7 +31,7 @@ from tops.protocol.records import AnyRecord, LogAppended
 if TYPE_CHECKING:
     from tops.sim.ordering.world import OrderingWorld
 
-RENEW_S = 0.5  # how often sites repeat what is not answered
+RENEW_S = 0.5  # how often sites repeat requests without a response
 CREDIT = 1024
 INCARNATION = 1_000_000  # how far incarnations are apart: microseconds
 
@@ -212,7 +212,7 @@ class Broker:
         self.interest[address.handle] = {}
 
     def leave(self, handle: str) -> None:
-        """A site is gone for good."""
+        """A site is lost: its session has ended and does not resume."""
         address = self.sites.pop(handle, None)
         self.interest.pop(handle, None)
         if address is not None:
@@ -220,7 +220,7 @@ class Broker:
 
 
 class StandingRegistration(msgspec.Struct, frozen=True):
-    """A site asks whether its feed of a log stands; the answer is the same message."""
+    """A site's request to confirm its feed of a log; the response is the same message."""
 
     topic: int
 
@@ -502,7 +502,7 @@ class Site:
         for published in self.unconfirmed.values():
             message: Any = published
             if not self.durable:
-                message = AskCompleted(event_type=published.event.type, origin=published.origin)
+                message = ConfirmEvent(event_type=published.event.type, origin=published.origin)
             self._to_rendezvous(published.event.type, message)
 
     def _confirmed(self, origin: Origin) -> None:

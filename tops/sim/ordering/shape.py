@@ -30,7 +30,7 @@ class Shape(msgspec.Struct):
     sites: int
     events: int
     publish_every_s: float
-    retry_s: float  # when sites repeat what is not answered
+    retry_s: float  # when sites repeat requests without a response
     slow_messages: float
     slow_links: float
     greedy: float  # the share of sites that subscribe to everything
