@@ -9,6 +9,10 @@ larger (`entries.*.per_event`).
 
 Managers run in one process here, without brokers and sockets; what they pass to each other is encoded and decoded as on
 a link. `timestamps` is per second of processor time of one core.
+
+The paper does not state its law of popularity in full. The law here was selected from about eight because its means
+are near the paper's, so agreement with the paper is a fit and no independent confirmation. A plain power law that gives
+0.5 % or 40 % of the topics exactly 80 % of the subscriptions has means of about 24 and 119 entries.
 """
 
 import time
